@@ -28,7 +28,10 @@ def test_small_table() -> None:
     config = json.dumps({"added_tokens_decoder": {"3": {"content": "<x>"}, "4": {"content": "<é>"}}}).encode()
     vocabulary = parse_vocabulary(_small(), config)
     assert vocabulary.tokens == [b"a", b" b", "é".encode(), b"<x>", "<é>".encode()]
-    assert [(token.id, token.text, token.special) for token in vocabulary.added] == [(3, "<x>", True), (4, "<é>", False)]
+    assert [(token.id, token.text, token.special) for token in vocabulary.added] == [
+        (3, "<x>", True),
+        (4, "<é>", False),
+    ]
     assert vocabulary.added_id("<é>") == 4
     assert vocabulary.added_id("a") is None
 

@@ -1,6 +1,7 @@
 """Tokens to deltas: characters, channels and stop strings, however the tokens are cut (spec/model.md §15.1)."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def _run(data: bytes, cuts: Sequence[int], *, thinking: bool = False, stops: Seq
     output = Output(BYTES, thinking=thinking, stop_strings=stops)
     deltas: list[Delta] = []
     edges = [0, *sorted(cuts), len(data)]
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in pairwise(edges):
         deltas += output.push(data[begin:end])
     return deltas + output.finish()
 
@@ -86,7 +87,7 @@ def _expected_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
 def test_stops_at_every_cut(text: str, stops: list[str], cuts: list[int]) -> None:
     matcher = Matcher(stops)
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    emitted = "".join(matcher.push(text[a:b]) for a, b in zip(edges, edges[1:], strict=False)) + matcher.finish()
+    emitted = "".join(matcher.push(text[a:b]) for a, b in pairwise(edges)) + matcher.finish()
     assert (emitted, matcher.matched) == _expected_stop(text, stops)
 
 

@@ -1,4 +1,4 @@
-"""Writes the embedded model as a Hugging Face folder of seeded random weights: `python -m tools.nano.checkpoint FOLDER`.
+"""Writes the embedded model as a Hugging Face folder of random weights: `python -m tools.nano.checkpoint FOLDER`.
 
 The model has every kind of layer that Qwen3.8-27B has, in its ratios (three gated-DeltaNet layers to one attention
 layer, three value heads a key head, output gates, an MTP layer), in under nine million parameters. It knows nothing:
