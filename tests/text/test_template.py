@@ -106,8 +106,13 @@ def test_plain_question(frontend: Frontend) -> None:
 
 
 def test_thinking_off(frontend: Frontend) -> None:
-    for options in ({"enable_thinking": False}, {"reasoning_effort": "none"}, {"default_thinking": False}):
-        prompt = frontend.prepare([USER], **options)  # type: ignore[arg-type]
+    off: tuple[dict[str, Any], ...] = (
+        {"enable_thinking": False},
+        {"reasoning_effort": "none"},
+        {"default_thinking": False},
+    )
+    for options in off:
+        prompt = frontend.prepare([USER], **options)
         assert text_of(frontend, prompt.token_ids) == HEAD + "<think>\n\n</think>\n\n"
         assert not prompt.thinking
     assert frontend.prepare([USER]).thinking
@@ -173,7 +178,7 @@ def _call(name: str, arguments: Any) -> dict[str, Any]:
 
 def test_tool_calls_and_grouped_results(frontend: Frontend) -> None:
     calls = [_call("look", '{"text": "a\\nb", "n": 2, "flag": true, "deep": {"k": [1]}}'), _call("stop", "")]
-    history = [
+    history: list[dict[str, Any]] = [
         USER,
         {"role": "assistant", "content": "I look.", "tool_calls": calls, "reasoning_content": " why "},
         {"role": "tool", "content": " one "},
