@@ -3,7 +3,7 @@
 import re
 from collections.abc import Container
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from engine.artifact.parameters import Parameter
 from engine.exits import ConfigurationError
@@ -11,7 +11,13 @@ from engine.exits import ConfigurationError
 Q4, Q5, Q6, Q8 = "q4_g64_fp16", "q5_g64_fp16", "q6_g64_fp16", "q8_g32_fp16"
 NVFP4, FP8 = "nvfp4", "fp8_e4m3fn_row_bf16"
 
-ABSMAX, SEARCH, IMPORT, ROW_MAXABS, CAST = "grouped_absmax", "grouped_search", "import_encoded", "fp8_row_maxabs", "cast"
+ABSMAX, SEARCH, IMPORT, ROW_MAXABS, CAST = (
+    "grouped_absmax",
+    "grouped_search",
+    "import_encoded",
+    "fp8_row_maxabs",
+    "cast",
+)
 
 AVAILABLE_METHODS = frozenset({CAST, ABSMAX})
 """Encoders this version has. Recipes that name others can be planned, not run."""
@@ -83,7 +89,7 @@ def find_recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _expression(pattern: str) -> re.Pattern[str]:
     pieces = {"**": ".+", "*": "[^/]+", "{": "(?:", "}": ")", ",": "|"}
     return re.compile("".join(pieces.get(part, re.escape(part)) for part in re.split(r"(\*\*|[*{},])", pattern)))

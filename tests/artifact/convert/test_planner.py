@@ -60,8 +60,10 @@ def test_anchors(recipe: str) -> None:
     offsets = {planned.id: planned.offset for planned in plan.objects}
     for name, (object_id, offset) in published.anchors.items():
         binding = plan.directory["bindings"][name]
-        bound, rows = (binding["object"], None) if "object" in binding else (
-            binding["parts"][0]["object"], tuple(binding["parts"][0]["range"])
+        bound, rows = (
+            (binding["object"], None)
+            if "object" in binding
+            else (binding["parts"][0]["object"], tuple(binding["parts"][0]["range"]))
         )
         assert (bound, offsets[bound]) == (object_id, offset), name
         if name in published.row_ranges:
