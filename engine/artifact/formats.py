@@ -154,11 +154,8 @@ _RECORDS = (
 )
 
 GROUPED: tuple[Grouped, ...] = (Q4, Q5, Q6, Q8)
-FORMATS: dict[str, Format] = {
-    **{format.name: format for format in (BF16, FP32, INT32, *GROUPED, NVFP4, FP8_ROW)},
-    **_GGML,
-    **{record.name: record for record in _RECORDS},
-}
+_ALL: tuple[Format, ...] = (BF16, FP32, INT32, *GROUPED, NVFP4, FP8_ROW, *_GGML.values(), *_RECORDS)
+FORMATS: dict[str, Format] = {format.name: format for format in _ALL}
 
 # Spellings of the second container revision, which people still write.
 _OLD_NAMES = {
