@@ -115,7 +115,7 @@ def plan_artifact(
 
     roles = [role for role in RESOURCE_ROLES if role in resources]
     objects = plan_objects(
-        [ResourceSpec(_resource_id(role), resources[role]) for role in roles]
+        [ResourceSpec(resource_id(role), resources[role]) for role in roles]
         + [TensorSpec(parent.id, parent.shape, parent.selection.format) for parent in parents]
         + [TensorSpec(id, (), "fp32") for id in auxiliaries]
     )
@@ -204,7 +204,7 @@ def _components(
         record: dict[str, Any] = {"config": dict(configs[component])}
         if component != "text":
             record["target"] = "text"
-        own = {role: _resource_id(role) for role in roles if RESOURCE_ROLES[role] == component}
+        own = {role: resource_id(role) for role in roles if RESOURCE_ROLES[role] == component}
         if own:
             record["resources"] = own
         if component == "text" and proposal_rows is not None:
@@ -213,7 +213,8 @@ def _components(
     return components
 
 
-def _resource_id(role: str) -> str:
+def resource_id(role: str) -> str:
+    """Object id of a resource."""
     return f"resource/{RESOURCE_ROLES[role]}/{role}"
 
 

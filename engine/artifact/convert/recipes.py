@@ -69,6 +69,11 @@ class Recipe:
     summary: str
     rules: tuple[Rule, ...]
 
+    @property
+    def missing_methods(self) -> tuple[str, ...]:
+        """Encoders that this version does not have."""
+        return tuple(sorted({rule.method for rule in self.rules} - AVAILABLE_METHODS))
+
     def select(self, parameter: Parameter) -> Selection:
         """The storage of `parameter`. Norms, biases and other vectors always keep their direct format."""
         if parameter.quantizable:
@@ -87,6 +92,20 @@ def find_recipe(name: str) -> Recipe:
     if name not in RECIPES:
         raise ConfigurationError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
     return RECIPES[name]
+
+
+def check_available(recipe: Recipe) -> None:
+    """Check that this version can run `recipe`, not only plan it.
+
+    Raises:
+        ConfigurationError: an encoder is missing; the message names the recipes that work.
+    """
+    if recipe.missing_methods:
+        working = ", ".join(name for name, known in RECIPES.items() if not known.missing_methods)
+        raise ConfigurationError(
+            f"recipe {recipe.name!r} needs {' and '.join(recipe.missing_methods)}, which this version does not have; "
+            f"recipes that convert: {working}"
+        )
 
 
 @cache

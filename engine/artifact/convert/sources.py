@@ -107,7 +107,7 @@ class Checkpoint:
         """
         stored = self.tensors[name]
         elements = np.empty(end - begin, DTYPES[stored.dtype])
-        target, size = memoryview(elements.view(np.uint8)), elements.itemsize
+        target, size = elements.view(np.uint8).data, elements.itemsize
         descriptor = self._files.get(stored.path)
         if descriptor is None:
             descriptor = self._files[stored.path] = os.open(stored.path, os.O_RDONLY | os.O_CLOEXEC)

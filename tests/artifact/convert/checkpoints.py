@@ -59,8 +59,8 @@ def write_checkpoint(
     if kind == "dense":
         model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(intermediate_size=96, **settings))
     elif kind == "moe":
-        experts = {"num_experts": 4, "num_experts_per_tok": 2}
-        sizes = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
+        experts: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2}
+        sizes: dict[str, Any] = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
         model = Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**experts, **sizes, **settings))
     else:
         text = Qwen3_5TextConfig(intermediate_size=96, **settings).to_dict()
@@ -142,7 +142,7 @@ def shard(folder: Path, target: Path, parts: int) -> None:
         if path.name != "model.safetensors":
             (target / path.name).write_bytes(path.read_bytes())
     tensors = load_file(folder / "model.safetensors")
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for part in range(parts):
         name = f"model-{part + 1:05d}-of-{parts:05d}.safetensors"
         own = dict(sorted(tensors.items())[part::parts])
