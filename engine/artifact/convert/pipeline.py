@@ -34,7 +34,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to convert and how. `resources` replaces files of the model folder by role."""
+    """What to convert and how. `resources` replaces files of the model folder by role.
+
+    `artifact_id` is 16 bytes, by default a fresh random id; with a fixed one the same input gives the same bytes.
+    """
 
     model: Path
     recipe: str
@@ -44,6 +47,7 @@ class Request:
     rows_per_chunk: int = 512
     max_file_bytes: int = FILE_LIMIT
     resources: Mapping[str, Path] = field(default_factory=dict)
+    artifact_id: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ def convert(request: Request, progress: Progress | None = None) -> dict[str, Any
             metadata=plan.directory["metadata"],
             provenance=plan.directory["provenance"],
             limit=request.max_file_bytes,
+            artifact_id=request.artifact_id,
         ) as writer:
             for role, content in prepared.resources.contents.items():
                 writer.write_resource(resource_id(role), content)
