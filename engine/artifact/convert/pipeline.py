@@ -27,6 +27,9 @@ from engine.artifact.grouped import encode_grouped
 from engine.artifact.parameters import Parameter
 from engine.artifact.writer import FILE_LIMIT, ArtifactWriter
 from engine.exits import ArtifactError, ConfigurationError
+from engine.log import get_logger
+
+log = get_logger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with the checkpoint bytes read so far and in all."""
@@ -79,6 +82,9 @@ def convert(request: Request, progress: Progress | None = None) -> dict[str, Any
             raise ArtifactError(f"{target}: exists already and is not overwritten; remove it or name another file")
     if not request.out.parent.is_dir():
         raise ConfigurationError(f"{request.out.parent} is not a folder; make it first")
+    for leftover in request.out.parent.glob(f".{request.out.name}.*.tmp"):
+        # It may belong to a conversion that is still running, so a person decides.
+        log.warning("unfinished_conversion_found", path=str(leftover), bytes=leftover.stat().st_size)
     with Checkpoint.open(request.model) as checkpoint:
         prepared = prepare(request, checkpoint)
         plan = prepared.plan
