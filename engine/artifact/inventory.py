@@ -22,10 +22,14 @@ def expected_parameters(directory: Directory, text: TextConfig) -> list[Paramete
     Raises:
         ArtifactError: the configuration of a component is not one this version knows.
     """
+    # Numbers of blocks are only numbers; without a look at what is bound, a hostile file would have us list them all.
+    if text.experts is not None:
+        _bounded(directory, "num_experts", text.experts.count)
     companions = [name for name in COMPANIONS if name in directory.components]
     parameters = list(text_parameters(text, companions))
     if "vision" in companions:
         vision = parse_vision_config(directory.components["vision"].config)
+        _bounded(directory, "vision depth", vision.depth)
         parameters += vision_parameters(vision, text.hidden_size)
     if "mtp" in companions:
         parse_mtp_config(directory.components["mtp"].config, text)
@@ -41,3 +45,9 @@ def expected_parameters(directory: Directory, text: TextConfig) -> list[Paramete
             raise ArtifactError(f"text.proposal: {proposal.rows} rows of a vocabulary of {text.vocab_size}")
         parameters += proposal_parameters(proposal.rows, text, companions)
     return parameters
+
+
+def _bounded(directory: Directory, what: str, count: int) -> None:
+    bound = len(directory.bindings)
+    if count > bound:
+        raise ArtifactError(f"{what} is {count}, which needs more parameters than the {bound} that are bound")

@@ -1,7 +1,12 @@
 """`ninfer-artifact convert`: a Hugging Face checkpoint folder to one artifact."""
 
 import argparse
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 
@@ -40,12 +45,29 @@ def run(args: argparse.Namespace, console: Console | None = None) -> int:
     request = parse(args)
     console = Console(stderr=True) if console is None else console
     try:
-        with show_progress(console, f"convert {request.model.name}") as progress:
+        with _exit_on_terminate(), show_progress(console, f"convert {request.model.name}") as progress:
             report = convert(request, progress)
     except OSError as error:
         raise NInferError(f"cannot convert {request.model} to {request.out}: {error}") from None
     print(summary(report))
     return 0
+
+
+@contextmanager
+def _exit_on_terminate() -> Iterator[None]:
+    """Let SIGTERM end the program as an exception, so that unfinished files are removed."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def parse(args: argparse.Namespace) -> Request:

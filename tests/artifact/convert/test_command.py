@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from engine.artifact.config import parse_text_config
 from engine.artifact.convert.cli import add_arguments, run
 from engine.artifact.convert.progress import show_progress
 from engine.artifact.convert.tensors import text_sources
+from engine.cli.artifact import main
 from engine.exits import ConfigurationError, NInferError
 from tests.artifact.convert.checkpoints import write_checkpoint, write_resources
 
@@ -142,6 +144,52 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
     )
     with Artifact.open(out) as artifact:
         assert artifact.text_config.hidden_size == 64
+
+
+COMMAND = """
+import resource, sys
+from engine.cli.artifact import main
+
+if int(sys.argv[1]):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+sys.exit(main(["convert", "--model", sys.argv[2], "--recipe", "nano", "--out", sys.argv[3]]))
+"""
+
+
+def test_terminated_in_the_middle(tmp_path: Path) -> None:
+    model, out = tmp_path / "model", tmp_path / "out.ninfer"
+    model.mkdir()
+    write_synthetic(model)
+    process = python(COMMAND, "0", str(model), str(out))
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob(".out.ninfer.*.tmp")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_disk_that_takes_no_more(tmp_path: Path) -> None:
+    """The kernel refuses to grow files beyond 100 kB."""
+    write_checkpoint(tmp_path / "model")
+    process = python(COMMAND, "100000", str(tmp_path / "model"), str(tmp_path / "out.ninfer"))
+    process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_converted_artifacts_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The checks of `ninfer-artifact verify` agree: words, padding, inventory, uses."""
+    write_checkpoint(tmp_path / "model", "moe")
+    for recipe in ("bf16", "qwen3_6_35b_a3b"):
+        out = str(tmp_path / f"{recipe}.ninfer")
+        words = ["--model", str(tmp_path / "model"), "--recipe", recipe, "--out", out, "--components", "text,mtp"]
+        assert main(["convert", *words]) == 0
+        assert main(["verify", out]) == 0, capsys.readouterr()
+        assert f"{out}: Qwen3_5MoeForCausalLM: good" in capsys.readouterr().out
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,9 +8,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from engine.artifact.companions import parse_vision_config
+from engine.artifact.config import parse_text_config
+from engine.artifact.convert.planner import component_registry
 from engine.artifact.convert.resources import count_tokens
 from engine.artifact.convert.sources import Checkpoint, CheckpointError
-from engine.artifact.convert.tensors import Source, cast
+from engine.artifact.convert.tensors import Source, cast, mtp_sources, text_sources, vision_sources
+from tests.artifact.convert.published import configs, text_config, vision_config
 
 
 def write_file(path: Path, header: Any, data: bytes = b"") -> None:
@@ -100,6 +104,22 @@ def test_bad_index(tmp_path: Path, index: bytes, message: str) -> None:
 def test_no_weights(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor"):
         Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize(("moe", "tensors"), [(False, 1199), (True, 1045)])
+def test_sources_use_every_tensor_of_the_published_checkpoints(moe: bool, tensors: int) -> None:
+    """The tensor counts of Qwen3.6-27B and Qwen3.6-35B-A3B (spec/artifact.md §6.3)."""
+    text = parse_text_config(text_config(moe=moe))
+    vision = parse_vision_config(vision_config(moe=moe))
+
+    def has(name: str) -> bool:
+        return False  # the published experts are stacked
+
+    sources = text_sources(text, "model.language_model.", has) | mtp_sources(text, has)
+    sources |= vision_sources(vision, text.hidden_size)
+    assert len({source.tensor for source in sources.values()}) == tensors
+    records = configs(moe=moe, draft=None)
+    assert set(sources) == {parameter.name for parameter in component_registry(records)}
 
 
 def test_runs_of_an_interleaved_source() -> None:
