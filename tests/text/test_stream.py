@@ -16,6 +16,11 @@ BYTES = [bytes([byte]) for byte in range(256)]
 TOKENIZER = Path(__file__).parents[2] / "etc" / "nano" / "tokenizer.json"
 
 
+@pytest.fixture(scope="session")
+def library() -> Tokenizer:
+    return Tokenizer.from_file(str(TOKENIZER))
+
+
 def _run(data: bytes, cuts: Sequence[int], *, thinking: bool = False, stops: Sequence[str] = ()) -> list[Delta]:
     """Push `data` byte by byte as tokens, in groups that end at `cuts`."""
     output = Output(BYTES, thinking=thinking, stop_strings=stops)
@@ -42,16 +47,11 @@ def test_any_bytes_cut_anywhere_decode_as_one(data: bytes, cuts: list[int]) -> N
 
 
 @given(st.lists(st.integers(0, 8191), max_size=30))
-def test_agrees_with_the_library(frontend: Frontend, token_ids: list[int]) -> None:
-    library = Tokenizer.from_file(str(TOKENIZER)) if not _LIBRARY else _LIBRARY[0]
-    _LIBRARY[:] = [library]
+def test_agrees_with_the_library(frontend: Frontend, library: Tokenizer, token_ids: list[int]) -> None:
     known = [token_id for token_id in token_ids if token_id < library.get_vocab_size()]
     output = frontend.output(thinking=False)
     deltas = [delta for token_id in known for delta in output.push([token_id])] + output.finish()
     assert _text(deltas, "content") == library.decode(known, skip_special_tokens=True)
-
-
-_LIBRARY: list[Tokenizer] = []
 
 
 def test_never_half_a_character() -> None:
