@@ -98,7 +98,8 @@ def verify(
     """Check an open artifact: files, geometry, words, parameters, resources and, with a pin, identity.
 
     `inventory` lists the parameters that must be there; without one, coverage is not checked. `token_count` is that of
-    the tokenizer, for the range of proposal token ids. Memory is bounded by blocks of a few MB.
+    the tokenizer, for the range of proposal token ids; without it the rows of the embedding count. Memory is bounded by
+    blocks of a few MB.
     """
     report = Report()
     if not _files(artifact, report):
@@ -127,6 +128,8 @@ def verify(
         _parameters(artifact, inventory, report)
     _auxiliaries(artifact, report)
     _proposal(artifact, token_count, report)
+    # Several checks may meet the same fault, for example a configuration that cannot be read.
+    report.problems = list(dict.fromkeys(report.problems))
     return report
 
 
@@ -250,6 +253,6 @@ def _proposal(artifact: Artifact, token_count: int | None, report: Report) -> No
         ids = artifact.values("proposal/token_ids")
         if len(np.unique(ids)) != ids.size:
             report.problems.append("proposal/token_ids: a token appears twice")
-        if ids.min() < 0 or (token_count is not None and ids.max() >= token_count):
-            top = "" if token_count is None else f"..{token_count - 1}"
-            report.problems.append(f"proposal/token_ids: ids {ids.min()} to {ids.max()} leave 0{top}")
+        limit = artifact.text_config.vocab_size if token_count is None else token_count
+        if ids.min() < 0 or ids.max() >= limit:
+            report.problems.append(f"proposal/token_ids: ids {ids.min()} to {ids.max()} leave 0..{limit - 1}")
