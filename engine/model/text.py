@@ -30,8 +30,8 @@ class Rotation:
 class TextModel:
     """Embedding, decoder blocks, final norm and output head (spec/model.md §3, §7).
 
-    Residuals take the dtype of the matrices: bfloat16, or float32 on the CPU. Callers that do not train run it under
-    `torch.inference_mode()`.
+    Residuals take the dtype of the matrices: bfloat16, or float32 on the CPU. `forward` writes to pools in place, so it
+    runs under `torch.inference_mode()`; the kernels under it are differentiable, `forward` is not.
     """
 
     def __init__(self, config: TextConfig, weights: TextWeights) -> None:
