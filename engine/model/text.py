@@ -3,12 +3,13 @@
 import torch
 
 from engine.artifact.config import TextConfig, mrope_axes
+from engine.artifact.parameters import ParameterSource
 from engine.model.attention import full_attention
 from engine.model.batch import Batch, check
 from engine.model.feed_forward import feed_forward
 from engine.model.gated_delta_net import gated_delta_net
 from engine.model.pools import Pools
-from engine.model.weights import AttentionWeights, ParameterSource, Progress, TextWeights, load_text
+from engine.model.weights import AttentionWeights, Progress, TextWeights, load_text
 from kernels.embedding import embedding
 from kernels.linear import linear
 from kernels.norm import rms0
