@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -58,10 +58,11 @@ class Device:
     notes: tuple[str, ...] = ()
 
 
-def probe_machine(box: Box, report: Callable[[str], None]) -> Machine:
+def probe_machine(box: Box, report: Callable[[str], None], gone: Collection[int] = ()) -> Machine:
     """Look at this machine; `report` gets a line for each wait.
 
-    A driver that is still coming up is waited for when the model needs it.
+    A driver that is still coming up is waited for when the model needs it. `gone` are processes of ours that have
+    ended and whose memory must be back first.
     """
     model = facts(box.model, box.artifact, box.catalog)
     device = box.resolved.options.device
@@ -74,7 +75,7 @@ def probe_machine(box: Box, report: Callable[[str], None]) -> Machine:
         report=report,
     )
     patient = device != "cpu" and not (model.small and device == "auto")
-    return probe(senses, folder=box.models, wait_for_driver=patient)
+    return probe(senses, folder=box.models, wait_for_driver=patient, gone=gone)
 
 
 def make_plan(
