@@ -53,7 +53,7 @@ def test_the_plan_of_a_3090_beside_a_desktop(tmp_path: Path) -> None:
 
 
 def test_json_is_complete(tmp_path: Path) -> None:
-    found = machine(card_3090(0.7))
+    found = machine(card_3090(1.3))
     done = run("qwen36-35b-a3b", "--machine", described(tmp_path, found), "--json")
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
