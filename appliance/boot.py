@@ -17,6 +17,7 @@ from typing import Any
 from engine.exits import ExitCode
 from engine.protocol import Phase
 
+LONGEST_WORDS = 300  # characters of a last line that go into a reason
 UNHEALABLE = frozenset({ExitCode.CONFIGURATION, ExitCode.NO_DEVICE, ExitCode.BAD_ARTIFACT, ExitCode.DOES_NOT_FIT})
 ENGINE_PHASES: tuple[Phase, ...] = ("load", "reserve", "warm-up")
 
@@ -57,7 +58,7 @@ class BootState:
     heard: float = 0.0  # last word of this engine
     greeted: bool = False  # this engine has spoken
     fault: str = ""  # why this engine was killed, or its own last words
-    due: float | None = None  # when the next start, or the shut-down of a failed box, happens
+    due: float | None = None  # when the next start happens
     plan: dict[str, Any] = dataclasses.field(default_factory=dict)
     exit_code: int | None = None
     stopping: bool = False
@@ -89,8 +90,11 @@ class FetchProgress:
 
 @dataclass(frozen=True)
 class FetchExited:
+    """`said` is the last line it printed."""
+
     pid: int
     status: int
+    said: str = ""
 
 
 @dataclass(frozen=True)
@@ -154,10 +158,11 @@ class EngineAnswered:
 
 @dataclass(frozen=True)
 class EngineExited:
-    """`status` is negative when a signal ended it."""
+    """`status` is negative when a signal ended it; `said` is the last line it printed."""
 
     pid: int
     status: int
+    said: str = ""
 
 
 @dataclass(frozen=True)
@@ -269,8 +274,8 @@ def step(state: BootState, event: Event, now: float, policy: Policy) -> Step:
     if state.stopping or state.shut_down:
         return state, ()
     if state.exit_code is not None:
-        if isinstance(event, Tick) and state.due is not None and now >= state.due:
-            return dataclasses.replace(state, shut_down=True, due=None), (ShutDown(state.exit_code),)
+        if isinstance(event, Tick) and now >= state.phase_began + policy.linger:
+            return dataclasses.replace(state, shut_down=True), (ShutDown(state.exit_code),)
         return state, ()
     if isinstance(event, Tick):
         return _tick(state, now, policy)
@@ -291,11 +296,11 @@ def step(state: BootState, event: Event, now: float, policy: Policy) -> Step:
         exits = _recent(state.api_exits, now, policy)
         state = dataclasses.replace(state, api_exits=exits)
         if len(exits) >= policy.exits:
-            return _fail(state, event.status, "api", _crash_loop("api", event.status, policy), now, policy)
+            return _fail(state, event.status, "api", _crash_loop("api", event.status, policy), now)
         return state, ()
     if isinstance(event, GaveUp):
         reason = f"{event.program} does not start ({describe(event.status)})"
-        return _fail(state, event.status, event.program, reason, now, policy)
+        return _fail(state, event.status, event.program, reason, now)
     return _engine(state, event, now, policy)
 
 
@@ -303,7 +308,9 @@ def next_deadline(state: BootState, policy: Policy) -> float | None:
     """When `Tick` is due next, on the clock given to `step`; None when only an event can change anything."""
     if state.stopping or state.shut_down:
         return None
-    if state.exit_code is not None or state.engine_pid is None:
+    if state.exit_code is not None:
+        return state.phase_began + policy.linger
+    if state.engine_pid is None:
         return state.due
     return state.heard + _patience(state, policy)
 
@@ -318,8 +325,13 @@ def box_status(status: int) -> int:
     return status if status in UNHEALABLE else int(ExitCode.RUNTIME)
 
 
-def describe(status: int) -> str:
-    """An exit status in words."""
+def describe(status: int, said: str = "") -> str:
+    """An exit status in words, with the last words of the program."""
+    meaning = _meaning(status)
+    return f"{meaning}: {said[:LONGEST_WORDS]}" if said else meaning
+
+
+def _meaning(status: int) -> str:
     if status < 0:
         return "ended by a signal"
     names = {
@@ -355,10 +367,10 @@ def _fetch(state: BootState, event: FetchStarted | FetchProgress | FetchExited, 
     if event.status == 0:
         return _enter(dataclasses.replace(state, fetch_failures=0), "probe", "", now), (Probe(),)
     if event.status in UNHEALABLE:
-        return _fail(state, event.status, "fetch", f"fetch: {describe(event.status)}", now, policy)
+        return _fail(state, event.status, "fetch", f"fetch: {describe(event.status, event.said)}", now)
     failures = state.fetch_failures + 1
     wait = backoff(failures, policy.backoff, policy.fetch_backoff_limit)
-    detail = f"fetch failed ({describe(event.status)}), try {failures + 1} in {wait:g} s"
+    detail = f"fetch failed ({describe(event.status, event.said)}), try {failures + 1} in {wait:g} s"
     return dataclasses.replace(state, fetch_failures=failures, due=now + wait, detail=detail), ()
 
 
@@ -366,7 +378,7 @@ def _size(state: BootState, event: Waiting | Probed | Planned | Refused, now: fl
     if state.phase not in ("probe", "plan") or state.due is not None:
         return state, ()
     if isinstance(event, Refused):
-        return _fail(state, event.code, "", event.reason, now, policy)
+        return _fail(state, event.code, "", event.reason, now)
     if isinstance(event, Waiting):
         return dataclasses.replace(state, detail=event.detail), ()
     if isinstance(event, Probed):
@@ -424,13 +436,13 @@ def _new_engine(state: BootState, pid: int, now: float) -> BootState:
 
 
 def _engine_exited(state: BootState, event: EngineExited, now: float, policy: Policy) -> Step:
-    said = f"{state.fault} ({describe(event.status)})" if state.fault else describe(event.status)
+    said = f"{state.fault} ({describe(event.status)})" if state.fault else describe(event.status, event.said)
     exits = _recent(state.engine_exits, now, policy)
     state = dataclasses.replace(state, engine_pid=None, proven=False, greeted=False, engine_exits=exits)
     if event.status in UNHEALABLE:
-        return _fail(state, event.status, "engine", f"engine: {said}", now, policy)
+        return _fail(state, event.status, "engine", f"engine: {said}", now)
     if len(exits) >= policy.exits:
-        return _fail(state, event.status, "engine", _crash_loop("engine", event.status, policy, said), now, policy)
+        return _fail(state, event.status, "engine", _crash_loop("engine", event.status, policy, said), now)
     wait = backoff(len(exits), policy.backoff, policy.backoff_limit)
     detail = f"the engine ended: {said}; start {len(exits) + 1} of {policy.exits} in {wait:g} s"
     state = _enter(state, "probe", detail, now)
@@ -465,12 +477,10 @@ def _crash_loop(program: str, status: int, policy: Policy, said: str = "") -> st
     return f"{program} ended {policy.exits} times within {policy.window:g} s, the last time: {why}"
 
 
-def _fail(state: BootState, status: int, program: str, reason: str, now: float, policy: Policy) -> Step:
+def _fail(state: BootState, status: int, program: str, reason: str, now: float) -> Step:
     failed = _enter(state, "failed", reason, now)
     return (
-        dataclasses.replace(
-            failed, exit_code=box_status(status), due=now + policy.linger, proven=False, failing=program
-        ),
+        dataclasses.replace(failed, exit_code=box_status(status), proven=False, failing=program),
         (),
     )
 

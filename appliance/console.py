@@ -66,7 +66,7 @@ class TerminalDisplay:
 
         self._console = Console(file=out, highlight=False, markup=False, emoji=False)
         self._live: Live | None = None
-        self._make_live = lambda group: Live(group, console=self._console, refresh_per_second=8, transient=True)
+        self._live_type = Live
         self._last: State | None = None
         self._rest = b""
 
@@ -79,7 +79,9 @@ class TerminalDisplay:
             self._take_down()
             self.say(describe_state(state))
         elif self._live is None:
-            self._live = self._make_live(self._group(state))
+            self._live = self._live_type(
+                self._group(state), console=self._console, refresh_per_second=8, transient=True
+            )
             self._live.start()
         else:
             self._live.update(self._group(state))

@@ -213,11 +213,11 @@ class Controller:
         pid = info.pid if info.runs else -1
         if name == "fetch":
             started: list[boot.Event] = [boot.FetchStarted(pid)]
-            return started if info.runs else [*started, boot.FetchExited(pid, info.status)]
+            return started if info.runs else [*started, boot.FetchExited(pid, info.status, self._last_line("fetch"))]
         if info.runs:
             self._watch(pid)
             return [boot.EngineStarted(pid)]
-        return [boot.EngineStarted(pid), boot.EngineExited(pid, info.status)]
+        return [boot.EngineStarted(pid), boot.EngineExited(pid, info.status, self._last_line("engine"))]
 
     async def _start_engine(self) -> list[boot.Event]:
         assert self._plan is not None, "the machine plans before it starts an engine"
@@ -259,11 +259,15 @@ class Controller:
         if state == "FATAL":
             self._events.put_nowait(boot.GaveUp(program, info.status))
         elif program == "engine" and pid is not None:
-            self._events.put_nowait(boot.EngineExited(pid, info.status))
+            self._events.put_nowait(boot.EngineExited(pid, info.status, self._last_line("engine")))
         elif program == "fetch" and pid is not None:
-            self._events.put_nowait(boot.FetchExited(pid, info.status))
+            self._events.put_nowait(boot.FetchExited(pid, info.status, self._last_line("fetch")))
         elif program == "api":
             self._events.put_nowait(boot.ApiExited(info.status))
+
+    def _last_line(self, program: str) -> str:
+        lines = (line.strip() for line in reversed(self._logs[program]))
+        return next((line for line in lines if line), "")
 
     async def _poll_programs(self) -> None:
         while True:
@@ -273,11 +277,22 @@ class Controller:
             self._poll_now.clear()
             with contextlib.suppress(SupervisorGoneError):
                 programs = await self._programs()
-                engine, fetch = programs["engine"], programs["fetch"]
-                if self._state.engine_pid is not None and engine.state == "EXITED":
-                    self._events.put_nowait(boot.EngineExited(self._state.engine_pid, engine.status))
-                if self._state.fetch_pid is not None and fetch.state == "EXITED":
-                    self._events.put_nowait(boot.FetchExited(self._state.fetch_pid, fetch.status))
+                for info, pid in (
+                    (programs["engine"], self._state.engine_pid),
+                    (programs["fetch"], self._state.fetch_pid),
+                ):
+                    if pid is not None and info.state == "EXITED":
+                        await self._told_by_poll(info, pid)
+
+    async def _told_by_poll(self, info: ProgramInfo, pid: int) -> None:
+        # Our look has woken supervisord, so the event is on its way, behind the program's last words. Before the
+        # first event it may take seconds: a success does not wait for words.
+        for _ in range(20):
+            if self._live or info.status != 0:
+                await asyncio.sleep(0.02 if self._live else 0.1)
+            if pid not in (self._state.engine_pid, self._state.fetch_pid):
+                return
+        self._exited(info.name, "EXITED", pid, info)
 
     def _poll_pause(self) -> float:
         if not self._live:

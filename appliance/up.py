@@ -54,7 +54,7 @@ class Launch:
     policy: Policy = field(default_factory=Policy)
 
 
-def run(settings: Settings, launch: Launch = Launch()) -> int:  # noqa: B008  (frozen)
+def run(settings: Settings, launch: Launch = Launch()) -> int:
     """Run the box until it is stopped or fails; returns the exit status.
 
     Raises:
@@ -345,5 +345,5 @@ def _print_settings(settings: Settings) -> None:
     if settings.options.log_json:
         log.info("settings", **{flag: f"{value} ({source})" for flag, value, source in settings.resolved.table()})
         return
-    for line in settings_lines(settings):
-        print(line, flush=True)
+    sys.stdout.write("\n".join([*settings_lines(settings), ""]))
+    sys.stdout.flush()

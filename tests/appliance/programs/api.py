@@ -13,7 +13,7 @@ CONFIG = json.loads(Path(sys.argv[2]).read_bytes()) if len(sys.argv) > 2 else {}
 class Handler(BaseHTTPRequestHandler):
     """200 when ready."""
 
-    def do_GET(self) -> None:  # noqa: N802  (the base class's name)
+    def do_GET(self) -> None:
         state = json.loads(Path(CONFIG["state_file"]).read_bytes())
         self.send_response(200 if state["phase"] == "ready" else 503)
         self.end_headers()

@@ -1,3 +1,4 @@
+# ruff: noqa: T201
 """A scripted engine: speaks engine/protocol.py, and fails in the way that its script file says."""
 
 import json

@@ -1,3 +1,4 @@
+# ruff: noqa: T201
 """A scripted fetch: fails as often as its script file says, then works."""
 
 import json

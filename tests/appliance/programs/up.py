@@ -1,3 +1,4 @@
+# ruff: noqa: T201
 """The real `up` with scripted programs: `python -m tests.appliance.programs.up POLICY_JSON [flags]`."""
 
 import json
