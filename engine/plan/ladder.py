@@ -78,6 +78,19 @@ class Rejected:
             f"{max(0, self.available):,} bytes are available for runtime capacity"
         )
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "max_context": self.max_context,
+            "lanes": self.lanes,
+            "required": self.required,
+            "headroom": self.headroom,
+            "available": self.available,
+            "short": self.short,
+            "reason": self.reason,
+            "ledger": dict(self.ledger),
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reduced:
@@ -151,18 +164,7 @@ class Plan:
             "left_bytes": self.left_bytes,
             "ledger": dict(self.ledger),
             "reduced": [dataclasses.asdict(change) for change in self.reduced],
-            "rejected": [
-                {
-                    "max_context": row.max_context,
-                    "lanes": row.lanes,
-                    "required": row.required,
-                    "available": row.available,
-                    "short": row.short,
-                    "reason": row.reason,
-                    "ledger": dict(row.ledger),
-                }
-                for row in self.rejected
-            ],
+            "rejected": [row.as_dict() for row in self.rejected],
             "requires": list(self.requires),
             "notes": list(self.notes),
         }
