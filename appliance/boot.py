@@ -180,14 +180,15 @@ class ProofFailed:
 @dataclass(frozen=True)
 class ApiExited:
     status: int
+    said: str = ""
 
 
 @dataclass(frozen=True)
 class GaveUp:
-    """supervisord will not start this program again (FATAL)."""
+    """supervisord could not start this program (FATAL)."""
 
     program: str
-    status: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -293,14 +294,9 @@ def step(state: BootState, event: Event, now: float, policy: Policy) -> Step:
         state = dataclasses.replace(_enter(state, "load", "", now), plan=event.plan, restarts=event.restarts)
         return _new_engine(state, event.pid, now), ()
     if isinstance(event, ApiExited):
-        exits = _recent(state.api_exits, now, policy)
-        state = dataclasses.replace(state, api_exits=exits)
-        if len(exits) >= policy.exits:
-            return _fail(state, event.status, "api", _crash_loop("api", event.status, policy), now)
-        return state, ()
+        return _api_exited(state, event, now, policy)
     if isinstance(event, GaveUp):
-        reason = f"{event.program} does not start ({describe(event.status)})"
-        return _fail(state, event.status, event.program, reason, now)
+        return _fail(state, ExitCode.RUNTIME, event.program, f"{event.program} does not start: {event.reason}", now)
     return _engine(state, event, now, policy)
 
 
@@ -442,11 +438,22 @@ def _engine_exited(state: BootState, event: EngineExited, now: float, policy: Po
     if event.status in UNHEALABLE:
         return _fail(state, event.status, "engine", f"engine: {said}", now)
     if len(exits) >= policy.exits:
-        return _fail(state, event.status, "engine", _crash_loop("engine", event.status, policy, said), now)
+        return _fail(state, event.status, "engine", _crash_loop("engine", policy, said), now)
     wait = backoff(len(exits), policy.backoff, policy.backoff_limit)
     detail = f"the engine ended: {said}; start {len(exits) + 1} of {policy.exits} in {wait:g} s"
     state = _enter(state, "probe", detail, now)
     return dataclasses.replace(state, restarts=state.restarts + 1, due=now + wait), ()
+
+
+def _api_exited(state: BootState, event: ApiExited, now: float, policy: Policy) -> Step:
+    exits = _recent(state.api_exits, now, policy)
+    state = dataclasses.replace(state, api_exits=exits)
+    said = describe(event.status, event.said)
+    if event.status in UNHEALABLE:
+        return _fail(state, event.status, "api", f"api: {said}", now)
+    if len(exits) >= policy.exits:
+        return _fail(state, event.status, "api", _crash_loop("api", policy, said), now)
+    return state, ()
 
 
 def _tick(state: BootState, now: float, policy: Policy) -> Step:
@@ -472,9 +479,8 @@ def _recent(exits: tuple[float, ...], now: float, policy: Policy) -> tuple[float
     return (*(at for at in exits if now - at < policy.window), now)[-policy.exits :]
 
 
-def _crash_loop(program: str, status: int, policy: Policy, said: str = "") -> str:
-    why = said or describe(status)
-    return f"{program} ended {policy.exits} times within {policy.window:g} s, the last time: {why}"
+def _crash_loop(program: str, policy: Policy, said: str) -> str:
+    return f"{program} ended {policy.exits} times within {policy.window:g} s, the last time: {said}"
 
 
 def _fail(state: BootState, status: int, program: str, reason: str, now: float) -> Step:

@@ -208,7 +208,7 @@ class Controller:
             log.warning("start_refused", name=name, reason=str(error))
             return []
         if info.state == "FATAL":
-            return [boot.GaveUp(name, ExitCode.RUNTIME)]
+            return [boot.GaveUp(name, info.description)]
         # It may have ended already. Then its real process id is unknown, and its event will match nothing.
         pid = info.pid if info.runs else -1
         if name == "fetch":
@@ -257,13 +257,13 @@ class Controller:
     def _exited(self, program: str, state: str, pid: int | None, info: ProgramInfo) -> None:
         log.warning("program_ended", name=program, state=state, pid=pid, status=info.status)
         if state == "FATAL":
-            self._events.put_nowait(boot.GaveUp(program, info.status))
+            self._events.put_nowait(boot.GaveUp(program, self._last_line(program) or info.description))
         elif program == "engine" and pid is not None:
             self._events.put_nowait(boot.EngineExited(pid, info.status, self._last_line("engine")))
         elif program == "fetch" and pid is not None:
             self._events.put_nowait(boot.FetchExited(pid, info.status, self._last_line("fetch")))
         elif program == "api":
-            self._events.put_nowait(boot.ApiExited(info.status))
+            self._events.put_nowait(boot.ApiExited(info.status, self._last_line("api")))
 
     def _last_line(self, program: str) -> str:
         lines = (line.strip() for line in reversed(self._logs[program]))
@@ -519,10 +519,13 @@ async def run(config: ControllerConfig, surroundings: Surroundings) -> None:
     """The whole program, on this process's stdin and stdout."""
     source = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(source), sys.stdin)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(source), sys.stdin)
     controller = Controller(config.settings(), RunFiles(Path(config.run)), config.policy, surroundings)
-    # A few bytes on a pipe that supervisord reads: this never waits.
-    await controller.run(source, lambda data: os.write(sys.stdout.fileno(), data))
+    try:
+        # A few bytes on a pipe that supervisord reads: this never waits.
+        await controller.run(source, lambda data: os.write(sys.stdout.fileno(), data))
+    finally:
+        transport.close()
 
 
 def main(arguments: Sequence[str], surroundings: Surroundings | None = None) -> int:

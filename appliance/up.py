@@ -6,6 +6,7 @@ is orphaned, tells systemd how the start goes, and ends with the status that the
 
 import contextlib
 import errno
+import http.client
 import os
 import secrets
 import selectors
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -27,7 +29,7 @@ from appliance.console import Display, PlainDisplay, TerminalDisplay, describe_s
 from appliance.controller_config import ControllerConfig
 from appliance.notify import notify
 from appliance.owner import Lock
-from appliance.rpc import Supervisor, SupervisorGoneError
+from appliance.rpc import Supervisor, SupervisorGoneError, wake
 from appliance.run_folder import run_folder
 from appliance.settings import DRAIN_SECONDS, Settings, etc_file, settings_lines, values_as_text
 from appliance.supervisor import Programs, RunFiles, default_programs, render, write_private
@@ -145,6 +147,19 @@ def check_port(host: str, port: int) -> None:
             raise ConfigurationError(f"cannot listen on {host} port {port}: {error.strerror}") from error
 
 
+def api_answers(settings: Settings) -> bool:
+    """Whether /health says 200."""
+    address = urlsplit(settings.url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=1.0)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
 class Box:
     """supervisord, and everything below it."""
 
@@ -157,23 +172,23 @@ class Box:
         self._fault: str | None = None
         self._last: State | None = None
         self._stamp: tuple[int, int] | None = None
-        self._ready_said = False
+        self._announced = False
 
     def run(self) -> int:
         """Start, watch, clean up; returns the exit status."""
         processes.become_subreaper()
-        wake, waker = socket.socketpair()
-        for end in (wake, waker):
+        signals, signaller = socket.socketpair()
+        for end in (signals, signaller):
             end.setblocking(False)
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)
-        previous = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        previous = signal.set_wakeup_fd(signaller.fileno(), warn_on_full_buffer=False)
         output, child_output = os.pipe()
         os.set_blocking(output, False)
         try:
             self._start(child_output)
             os.close(child_output)
-            self._watch(wake, output)
+            self._watch(signals, output)
         finally:
             self._clean_up()
             self._drain(output)
@@ -182,8 +197,8 @@ class Box:
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             os.close(output)
-            wake.close()
-            waker.close()
+            signals.close()
+            signaller.close()
         return self._conclude()
 
     def _start(self, output: int) -> None:
@@ -202,9 +217,9 @@ class Box:
         self._supervisor_pid = child.pid
         child.returncode = 0  # reaped with all others in `_reap`
 
-    def _watch(self, wake: socket.socket, output: int) -> None:
+    def _watch(self, signals: socket.socket, output: int) -> None:
         selector = selectors.DefaultSelector()
-        selector.register(wake, selectors.EVENT_READ)
+        selector.register(signals, selectors.EVENT_READ)
         selector.register(output, selectors.EVENT_READ)
         next_controller_look = time.monotonic() + CONTROLLER_SECONDS
         with selector:
@@ -214,9 +229,12 @@ class Box:
                         if not self._pass_on(output):
                             selector.unregister(output)
                     else:
-                        self._signals(wake.recv(4096))
+                        self._signals(signals.recv(4096))
                 self._reap()
                 self._look()
+                self._announce()
+                if self._stopping is not None or (self._last is not None and self._last.phase == "failed"):
+                    wake(self._files.supervisor_socket)
                 now = time.monotonic()
                 if self._stopping is not None and now - self._stopping > STOP_SECONDS:
                     log.error("stop_took_too_long", seconds=STOP_SECONDS)
@@ -274,11 +292,17 @@ class Box:
         self._display.show(state)
         if self._stopping is None:
             notify(f"STATUS={describe_state(state)}", f"EXTEND_TIMEOUT_USEC={EXTEND_MICROSECONDS}")
-        if state.phase == "ready" and not self._ready_said:
-            self._ready_said = True
-            notify("READY=1", f"STATUS=ready at {self._settings.url}")
-            for line in invitation(self._settings):
-                self._display.say(line)
+
+    def _announce(self) -> None:
+        """Say once that the box is ready: the engine is proven, and the api answers for it."""
+        if self._announced or self._stopping is not None or self._last is None or self._last.phase != "ready":
+            return
+        if not api_answers(self._settings):
+            return
+        self._announced = True
+        notify("READY=1", f"STATUS=ready at {self._settings.url}")
+        for line in invitation(self._settings):
+            self._display.say(line)
 
     def _look_for_controller(self) -> None:
         """supervisord lives on when the controller is FATAL; nobody else would notice."""

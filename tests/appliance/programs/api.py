@@ -37,4 +37,5 @@ if __name__ == "__main__":
     if script_file.exists():
         sys.exit(int(json.loads(script_file.read_bytes())["exit"]))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    Server((CONFIG["host"], CONFIG["port"]), Handler).serve_forever()
+    with Server((CONFIG["host"], CONFIG["port"]), Handler) as server:
+        server.serve_forever()

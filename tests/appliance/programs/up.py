@@ -16,7 +16,7 @@ def programs(settings: Settings, files: RunFiles) -> Programs:
     """Scripted ones, around the real controller."""
 
     def module(name: str, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", f"tests.appliance.programs.{name}", *arguments]
+        return [sys.executable, "-W", "error", "-m", f"tests.appliance.programs.{name}", *arguments]
 
     return Programs(
         api=module("api", "--config", str(files.api_config)),
