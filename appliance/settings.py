@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from appliance.profiles import load_profile
 from downloader.catalog import DEFAULT_CATALOG, find, read_catalog
 from downloader.errors import CatalogError
 from engine.exits import ConfigurationError
 from engine.options import Options, Resolved, resolve, rows_of
 
 SETTINGS_FILE = "settings.toml"
-PROFILES = ("tuned",)
 DRAIN_SECONDS = 8.0  # for running requests to end when the box is stopped
 
 
@@ -88,10 +88,7 @@ def from_resolved(resolved: Resolved) -> Settings:
     """
     options = resolved.options
     home = options.home.absolute()
-    if options.profile not in PROFILES:
-        raise ConfigurationError(
-            f"--profile {options.profile}: unknown profile; this version has {', '.join(PROFILES)}"
-        )
+    load_profile(options.model, options.profile, explicit=resolved.explicit("profile"))
     models = (options.model_dir or home / "models").absolute()
     catalog = (options.catalog or default_catalog()).absolute()
     artifact, name, fetch = _artifact(options.model, models, catalog)
