@@ -60,8 +60,8 @@ class Settings:
                 raise ConfigurationError(
                     f"{folder}: {error.strerror}; choose a writable folder with --home or NINFER_HOME"
                 ) from error
-            # The artifacts may be on a read-only mount.
-            if folder != self.models and not os.access(folder, os.W_OK | os.X_OK):
+            # The artifacts may be on a read-only mount, and a container mounts the folders below home one by one.
+            if folder not in (self.home, self.models) and not os.access(folder, os.W_OK | os.X_OK):
                 raise ConfigurationError(f"{folder} is not writable; ninfer-appliance doctor says what to type")
 
 

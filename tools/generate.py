@@ -142,13 +142,18 @@ def _records() -> Iterator[tuple[Option, dict[str, Any]]]:
                 "kind": row.parse.kind,
                 "choices": row.parse.choices,
                 "minimum": row.parse.minimum,
-                "maximum": row.parse.maximum,
+                "maximum": _bound(row.parse.maximum),
                 "multiple": row.parse.multiple,
                 "default": default_text(row),
                 "description": row.help,
                 "secret": row.secret,
             },
         )
+
+
+def _bound(maximum: float | None) -> float | None:
+    # Nix has no integer above this one.
+    return None if isinstance(maximum, int) and maximum > 2**63 - 1 else maximum
 
 
 def outdated(root: Path = ROOT) -> list[str]:
