@@ -11,6 +11,8 @@ ARG NINFER_TORCH_BUILD=cpu
 ARG NINFER_TORCH_INDEX=
 ENV NINFER_TORCH_BUILD=${NINFER_TORCH_BUILD} NINFER_TORCH_INDEX=${NINFER_TORCH_INDEX} \
     NINFER_VENV=/opt/ninfer/venv PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1
+# Versions of packages are those of Debian's stable archive, which keeps only the newest one of each.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates python3 python3-venv \
     && if [ "$NINFER_TORCH_BUILD" != cpu ]; then apt-get install -y --no-install-recommends gcc libc6-dev python3-dev; fi \
@@ -38,6 +40,7 @@ RUN /opt/ninfer/venv/bin/python -m compileall -q --invalidation-mode unchecked-h
 FROM ${BASE}
 ARG NINFER_TORCH_BUILD=cpu
 # Triton compiles its launchers with the C compiler at first use; the CPU build needs none.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates python3 \
     && if [ "$NINFER_TORCH_BUILD" != cpu ]; then apt-get install -y --no-install-recommends gcc libc6-dev python3-dev; fi \

@@ -122,7 +122,10 @@ finish() {
     [ "$code" = 0 ] || fail "stopping the box ended with $code"
 }
 
-clean_up() { engine rm -f ninfer-test ninfer-test-uid >/dev/null 2>&1 || true; }
+clean_up() {
+    local name
+    for name in ninfer-test ninfer-test-uid; do engine rm -f "$name" >/dev/null 2>&1 || true; done
+}
 trap clean_up EXIT
 
 make_base

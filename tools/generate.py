@@ -56,7 +56,7 @@ def _range(value: Value) -> str:
 
 
 def _plain(bound: float | None) -> str:
-    return "" if bound is None else str(bound) if isinstance(bound, int) else f"{bound:g}"
+    return "" if bound is None else str(int(bound)) if bound == int(bound) else f"{bound:g}"
 
 
 def default_text(row: Option) -> str | None:
@@ -153,7 +153,7 @@ def _records() -> Iterator[tuple[Option, dict[str, Any]]]:
 
 def _bound(maximum: float | None) -> float | None:
     # Nix has no integer above this one.
-    return None if isinstance(maximum, int) and maximum > 2**63 - 1 else maximum
+    return None if maximum is not None and maximum >= 2**63 else maximum
 
 
 def outdated(root: Path = ROOT) -> list[str]:

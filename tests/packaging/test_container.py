@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from appliance import healthcheck
 from engine.options import Options, rows_of

@@ -63,7 +63,14 @@ def test_a_wrong_key_would_be_seen(tmp_path: Path) -> None:
 def test_nothing_that_hides_a_card_from_cuda_is_on() -> None:
     service = read_unit((ROOT / "etc/systemd/ninfer.service").read_text())["Service"]
     reasons = (ROOT / "etc/systemd/ninfer.service").read_text().partition("# Left off, and why:")[2]
-    for key in ("MemoryDenyWriteExecute", "PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectClock", "PrivateUsers"):
+    for key in (
+        "MemoryDenyWriteExecute",
+        "PrivateDevices",
+        "DevicePolicy",
+        "DeviceAllow",
+        "ProtectClock",
+        "PrivateUsers",
+    ):
         assert key not in service, f"{key} breaks CUDA or torch"
         assert key in reasons, f"the unit does not say why {key} is left off"
     assert service.get("ProcSubset", ["all"]) == ["all"]
@@ -111,7 +118,9 @@ def _tree(root: Path) -> dict[str, str]:
         else:
             found[name] = f"{path.stat().st_mode:o}"
     # The user database is systemd-sysusers' own.
-    return {name: what for name, what in found.items() if not re.match(r"etc/(\.pwd|passwd|group|shadow|gshadow)", name)}
+    return {
+        name: what for name, what in found.items() if not re.match(r"etc/(\.pwd|passwd|group|shadow|gshadow)", name)
+    }
 
 
 @pytest.fixture

@@ -34,4 +34,6 @@ def write_unit(sections: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
 
 def systemd_version() -> int:
     """Of systemd-analyze."""
-    return int(subprocess.run(["systemd-analyze", "--version"], capture_output=True, text=True, check=True).stdout.split()[1])
+    return int(
+        subprocess.run(["systemd-analyze", "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+    )
