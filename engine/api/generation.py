@@ -12,8 +12,7 @@ from engine.api.model import ServedModel
 from engine.api.sampling import SamplingFields, resolve_sampling
 from engine.log import get_logger
 from engine.protocol import Finish, LaneTokens, Limits, Progress, Rejected, Sampling, Submit, Timings, pack_ids, unpack_ids
-from engine.text.errors import PromptError
-from engine.text.template_options import resolve_options
+from engine.text import PromptError
 
 log = get_logger(__name__)
 
@@ -54,20 +53,14 @@ def prepare(ask: Ask, model: ServedModel, limits: Limits, defaults: GenerationDe
         ApiError: the prompt cannot be made or does not fit.
     """
     try:
-        options = resolve_options(
+        prompt = model.frontend.prepare(
+            ask.messages,
             enable_thinking=ask.enable_thinking,
             reasoning_effort=ask.reasoning_effort,
             preserve_thinking=ask.preserve_thinking,
             template_kwargs=ask.template_kwargs,
             default_thinking=False if defaults.no_thinking else None,
             default_effort=defaults.reasoning_effort,
-        )
-        prompt = model.frontend.prepare(
-            ask.messages,
-            enable_thinking=options.thinking,
-            reasoning_effort=options.effort,
-            preserve_thinking=options.preserve_thinking,
-            template_kwargs=options.variables,
         )
     except PromptError as error:
         raise invalid(error.message, code=error.code, param=error.param) from error
@@ -254,7 +247,7 @@ def _note_progress(account: Account, progress: Progress) -> None:
 
 
 def _note_tokens(account: Account, lane: LaneTokens) -> list[int]:
-    """Record what came; return the ids that are text."""
+    """Record what came; return the new ids."""
     ids: list[int] = unpack_ids(lane.token_ids).tolist()
     if ids:
         account.last_token = time.monotonic()
@@ -270,7 +263,7 @@ def _note_tokens(account: Account, lane: LaneTokens) -> list[int]:
     if lane.timings is not None:
         account.engine = lane.timings
         account.cached_tokens = lane.timings.cached_tokens
-    return ids[:-1] if lane.finish == "stop_id" else ids
+    return ids
 
 
 def _rejected(answer: Rejected, pending_timeout_ms: int) -> ApiError:

@@ -8,7 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from engine.api.engine_link import EngineLink
-from engine.protocol import Limits, Statistics, Timings
+from engine.api.generation import Account
+from engine.protocol import Limits, Statistics
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 BUCKETS = (
@@ -91,27 +92,27 @@ class Metrics:
         """Count the rounds between two reports of one engine."""
         self._rounds.inc(max(0, now.rounds - before.rounds))
 
-    def first_token(self, seconds: float) -> None:
-        """Seconds from arrival to the first token of a request."""
-        self._first.observe(seconds)
-
-    def ended(self, outcome: Outcome, *, duration: float, prompt: int, generated: int, timings: Timings | None) -> None:
+    def ended(self, outcome: Outcome, account: Account, duration: float) -> None:
         """Count one request that got as far as its preparation. `duration` is in seconds."""
         self._outcomes.labels(outcome).inc()
         self._duration.observe(duration)
         if outcome == "failed":
             self._failures.inc()
-        if timings is None:
+        if account.first_token is None:
+            return
+        self._prompt.inc(account.prompt_tokens)
+        self._cached.inc(account.cached_tokens)
+        self._generated.inc(account.generated)
+        self._llama_predicted.inc(account.generated)
+        self._decoded.inc(account.generated - 1)
+        timings = account.engine
+        if timings is None:  # cancelled or failed: the engine did not report
             return
         self._queue.observe(timings.queue)
-        self._prompt.inc(prompt)
-        self._cached.inc(timings.cached_tokens)
-        self._generated.inc(generated)
-        self._decoded.inc(max(0, generated - 1))
-        for tokens, seconds in ((self._prefill, self._prefill_seconds), (self._llama_prompt, self._llama_prompt_seconds)):
-            tokens.inc(timings.prefill_tokens)
-            seconds.inc(timings.prefill)
-        self._llama_predicted.inc(generated)
+        self._prefill.inc(timings.prefill_tokens)
+        self._prefill_seconds.inc(timings.prefill)
+        self._llama_prompt.inc(timings.prefill_tokens)
+        self._llama_prompt_seconds.inc(timings.prefill)
         self._llama_predicted_seconds.inc(timings.decode)
         self._decode_seconds.inc(timings.decode)
 

@@ -5,65 +5,20 @@ engine says that it serves another one.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
+from engine.artifact import Artifact
 from engine.exits import NInferError
 from engine.log import get_logger
+from engine.text import Frontend
 
 log = get_logger(__name__)
 
 POLL = 0.2
 RETRY = 2.0
-
-
-class Delta(Protocol):
-    """Text that became certain on one channel."""
-
-    @property
-    def channel(self) -> str: ...
-    @property
-    def text(self) -> str: ...
-
-
-class Output(Protocol):
-    """Turns the tokens of one answer into text (engine.text.Output)."""
-
-    @property
-    def stopped(self) -> str | None: ...
-    @property
-    def reasoning_tokens(self) -> int: ...
-    def push(self, token_ids: Iterable[int], /) -> Sequence[Delta]: ...
-    def finish(self) -> Sequence[Delta]: ...
-
-
-class Prompt(Protocol):
-    """A rendered and tokenised conversation."""
-
-    @property
-    def token_ids(self) -> Sequence[int]: ...
-    @property
-    def thinking(self) -> bool: ...
-
-
-class Frontend(Protocol):
-    """What `api` needs of engine.text.Frontend. Thread-safe: requests are prepared in worker threads."""
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]: ...
-    def prepare(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        enable_thinking: bool | None = None,
-        reasoning_effort: str | None = None,
-        preserve_thinking: bool | None = None,
-        template_kwargs: Mapping[str, Any] = ...,
-    ) -> Prompt: ...
-    def output(self, thinking: bool, stop_strings: Sequence[str]) -> Output: ...
 
 
 @dataclass(frozen=True)
@@ -86,14 +41,10 @@ def load_model(artifact: Path, template: Path | None) -> ServedModel:
         NInferError: the artifact or the template cannot be used.
         OSError: a file is not there or cannot be read.
     """
-    # Imported here: the tokenizer libraries are not needed to say "loading", and the port should answer early.
-    from engine.artifact import Artifact  # noqa: PLC0415
-    from engine.text import Frontend as TextFrontend  # noqa: PLC0415
-
     text = None if template is None else template.read_text(encoding="utf-8")
     created = int(artifact.stat().st_mtime)
     with Artifact.open(artifact) as opened:
-        frontend = TextFrontend.load(opened, text)
+        frontend = Frontend.load(opened, text)
         return ServedModel(frontend, opened.name, opened.fingerprint, created)
 
 

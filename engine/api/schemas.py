@@ -121,15 +121,6 @@ class CalledFunction(BaseModel):
     name: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
     arguments: StrictStr = ""
 
-    def decoded(self) -> dict[str, Any]:
-        """Arguments with their order kept; the empty string is a call without arguments."""
-        if not self.arguments.strip():
-            return {}
-        value = json.loads(self.arguments)
-        if not isinstance(value, dict):
-            raise ValueError("not an object")
-        return value
-
     @field_validator("arguments")
     @classmethod
     def _object(cls, text: str) -> str:
@@ -388,4 +379,4 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _function(function: CalledFunction) -> dict[str, Any]:
-    return {"name": function.name, "arguments": function.decoded()}
+    return {"name": function.name, "arguments": function.arguments}
