@@ -48,15 +48,15 @@ class Stream:
         self._answers: asyncio.Queue[Answer | EngineLostError] = asyncio.Queue()
         self._ended = False
 
-    async def next(self, timeout: float) -> Answer | None:
-        """The next answer, or None after `timeout` seconds without one.
+    async def next(self, patience: float) -> Answer | None:
+        """The next answer, or None after `patience` seconds without one.
 
         Raises:
             EngineLostError: the engine is gone.
         """
         if self._answers.empty():
             try:
-                async with asyncio.timeout(timeout):
+                async with asyncio.timeout(patience):
                     answer = await self._answers.get()
             except TimeoutError:
                 return None

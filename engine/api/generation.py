@@ -11,7 +11,18 @@ from engine.api.errors import ApiError, context_length, internal, invalid, queue
 from engine.api.model import ServedModel
 from engine.api.sampling import SamplingFields, resolve_sampling
 from engine.log import get_logger
-from engine.protocol import Finish, LaneTokens, Limits, Progress, Rejected, Sampling, Submit, Timings, pack_ids, unpack_ids
+from engine.protocol import (
+    Finish,
+    LaneTokens,
+    Limits,
+    Progress,
+    Rejected,
+    Sampling,
+    Submit,
+    Timings,
+    pack_ids,
+    unpack_ids,
+)
 from engine.text import PromptError
 
 log = get_logger(__name__)

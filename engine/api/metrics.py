@@ -24,7 +24,7 @@ class Metrics:
     """All series of one process, in a registry of their own. Counters start when the server first becomes ready."""
 
     def __init__(self, link: EngineLink, ready: Callable[[], bool]) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._link = link
         self._tokens()
@@ -85,8 +85,12 @@ class Metrics:
         info = Gauge("ninfer_model_info", "1.", ["model_name", "speculative_backend"], registry=self.registry)
         info.labels(model, "none").set(1)
         lanes = limits.lanes
-        self._gauge("llamacpp:requests_processing", "Admitted requests up to the lanes.", lambda: min(admitted(), lanes))
-        self._gauge("llamacpp:requests_deferred", "Admitted requests over the lanes.", lambda: max(admitted() - lanes, 0))
+        self._gauge(
+            "llamacpp:requests_processing", "Admitted requests up to the lanes.", lambda: min(admitted(), lanes)
+        )
+        self._gauge(
+            "llamacpp:requests_deferred", "Admitted requests over the lanes.", lambda: max(admitted() - lanes, 0)
+        )
 
     def statistics(self, before: Statistics, now: Statistics) -> None:
         """Count the rounds between two reports of one engine."""

@@ -17,7 +17,6 @@ from pydantic import (
     Discriminator,
     Field,
     StrictBool,
-    StrictInt,
     StrictStr,
     Tag,
     field_validator,
@@ -31,17 +30,17 @@ LONGEST_STOP = 1024
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-def _number(minimum: float, maximum: float) -> Any:
-    return Annotated[float, Field(strict=True, ge=minimum, le=maximum, allow_inf_nan=False)]
+def _real(minimum: float, maximum: float) -> Any:
+    return Field(strict=True, ge=minimum, le=maximum, allow_inf_nan=False)
 
 
-def _integer(minimum: int, maximum: int) -> Any:
-    return Annotated[int, Field(strict=True, ge=minimum, le=maximum)]
+def _whole(minimum: int, maximum: int) -> Any:
+    return Field(strict=True, ge=minimum, le=maximum)
 
 
 def refuse(code: str, message: str) -> PydanticCustomError:
     """The error of a field that asks for what this version lacks."""
-    return PydanticCustomError(code, "{text}", {"text": message})  # type: ignore[arg-type]
+    return PydanticCustomError(code, "{text}", {"text": message})
 
 
 def _only(neutral: Callable[[Any], bool], code: str, message: str) -> AfterValidator:
@@ -245,17 +244,17 @@ class ChatRequest(BaseModel):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
 
     # Length and sampling
-    max_completion_tokens: _integer(0, LARGEST_COUNT) | None = None  # type: ignore[valid-type]
-    max_tokens: _integer(0, LARGEST_COUNT) | None = None  # type: ignore[valid-type]
-    temperature: _number(0, 2) | None = None  # type: ignore[valid-type]
-    top_p: _number(0, 1) | None = None  # type: ignore[valid-type]
-    min_p: _number(0, 1) | None = None  # type: ignore[valid-type]
-    top_k: _integer(0, 20) | None = None  # type: ignore[valid-type]
-    presence_penalty: _number(-2, 2) | None = None  # type: ignore[valid-type]
-    frequency_penalty: _number(-2, 2) | None = None  # type: ignore[valid-type]
-    seed: _integer(-(2**63), 2**63 - 1) | None = None  # type: ignore[valid-type]
+    max_completion_tokens: Annotated[int, _whole(0, LARGEST_COUNT)] | None = None
+    max_tokens: Annotated[int, _whole(0, LARGEST_COUNT)] | None = None
+    temperature: Annotated[float, _real(0, 2)] | None = None
+    top_p: Annotated[float, _real(0, 1)] | None = None
+    min_p: Annotated[float, _real(0, 1)] | None = None
+    top_k: Annotated[int, _whole(0, 20)] | None = None
+    presence_penalty: Annotated[float, _real(-2, 2)] | None = None
+    frequency_penalty: Annotated[float, _real(-2, 2)] | None = None
+    seed: Annotated[int, _whole(-(2**63), 2**63 - 1)] | None = None
     repetition_penalty: Annotated[
-        _number(0, 1e6) | None,
+        Annotated[float, _real(0, 1e6)] | None,
         _only(_is(1), "repetition_penalty_not_supported", "only 1; use presence_penalty or frequency_penalty"),
     ] = None
     stop: Annotated[
@@ -277,20 +276,21 @@ class ChatRequest(BaseModel):
     preserve_thinking: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_budget: Annotated[
-        _integer(1, 2**32 - 1) | None,
+        Annotated[int, _whole(1, 2**32 - 1)] | None,
         _only(lambda _: False, "parameter_not_supported", "a thinking budget is not in this version; use max_tokens"),
     ] = None
 
     # What this version lacks
     n: Annotated[
-        _integer(1, LARGEST_COUNT) | None, _only(_is(1), "n_not_supported", "one answer a request; send n requests")
+        Annotated[int, _whole(1, LARGEST_COUNT)] | None,
+        _only(_is(1), "n_not_supported", "one answer a request; send n requests"),
     ] = None
     logit_bias: Annotated[
         dict[str, Any] | None, _only(_all_zero, "logit_bias_not_supported", "only zeros; leave the field out")
     ] = None
     logprobs: Annotated[StrictBool | None, _only(_is(False), "logprobs_not_supported", _NO_LOGPROBS)] = None
     top_logprobs: Annotated[
-        _integer(0, 20) | None, _only(_is(0), "logprobs_not_supported", _NO_LOGPROBS)
+        Annotated[int, _whole(0, 20)] | None, _only(_is(0), "logprobs_not_supported", _NO_LOGPROBS)
     ] = None  # fmt: skip
     tools: Annotated[list[Any] | None, _only(_only_hosted, "tools_not_supported", _NO_TOOLS)] = None
     tool_choice: Annotated[Any, _only(_is("none", "auto"), "tool_choice_not_supported", _NO_TOOLS)] = None

@@ -53,9 +53,9 @@ async def serve(config: ApiConfig, listener: socket.socket, stop: asyncio.Event,
         service.readiness.draining = True
         server.close()
         log.info("draining", requests=service.admission.active, seconds=config.drain)
-        await _wait_for(lambda: service.admission.active == 0, config.drain)
+        await _idle(service, config.drain)
         service.link.end_streams("the server is shutting down")
-        await _wait_for(lambda: service.admission.active == 0, FLUSH)
+        await _idle(service, FLUSH)
     finally:
         server.close()
         waiting.cancel()
@@ -66,11 +66,10 @@ async def serve(config: ApiConfig, listener: socket.socket, stop: asyncio.Event,
         service.pool.shutdown(wait=False, cancel_futures=True)
 
 
-async def _wait_for(condition: Callable[[], bool], seconds: float) -> None:
+async def _idle(service: Service, seconds: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.05)
+            await service.admission.idle.wait()
 
 
 def run(config: ApiConfig, listener: socket.socket, load: Load = load_model) -> None:

@@ -1,12 +1,12 @@
 """What every handler needs, put together once."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-import asyncio
 from aiohttp import web
 
 from engine.api.auth import Keys
@@ -30,6 +30,8 @@ class Admission:
 
     def __init__(self) -> None:
         self.active = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
 
     @contextmanager
     def slot(self, limits: Limits) -> Iterator[None]:
@@ -42,10 +44,13 @@ class Admission:
         if self.active >= capacity:
             raise overloaded(capacity)
         self.active += 1
+        self.idle.clear()
         try:
             yield
         finally:
             self.active -= 1
+            if not self.active:
+                self.idle.set()
 
 
 class Service:
@@ -95,9 +100,11 @@ class Service:
             group.create_task(self._announce())
 
     async def _announce(self) -> None:
-        while self.readiness.model is None:
+        while True:
+            model, limits = self.readiness.model, self.readiness.limits
+            if model is not None and limits is not None:
+                break
             await asyncio.sleep(POLL)
-        model, limits = self.serving
         self.metrics.serving(self.public_id(model), limits, lambda: self.admission.active)
         self.was_ready = True
         log.info("serving", model=self.public_id(model), max_context=limits.max_context, lanes=limits.lanes)
