@@ -1,0 +1,17 @@
+"""Bookkeeping of pages and state images, and the ledger. No torch."""
+
+from engine.memory.ledger import Ledger, RuntimePlan, plan_runtime
+from engine.memory.pages import PAGE_TOKENS, AccountingError, PageAccount, PagePool, pages_for
+from engine.memory.states import StatePool
+
+__all__ = [
+    "PAGE_TOKENS",
+    "AccountingError",
+    "Ledger",
+    "PageAccount",
+    "PagePool",
+    "RuntimePlan",
+    "StatePool",
+    "pages_for",
+    "plan_runtime",
+]
