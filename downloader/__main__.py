@@ -1,0 +1,7 @@
+"""`python -m downloader` is `download-model`."""
+
+import sys
+
+from downloader.cli import main
+
+sys.exit(main())
