@@ -3,6 +3,8 @@
 The formulas are those of spec/memory-and-fit.md §1.2, for the pools this engine has.
 """
 
+import bisect
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -35,39 +37,44 @@ class Ledger:
         return sum(planned for planned, _ in self.rows.values())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class RuntimeSizes:
+    """What the runtime reservation depends on, besides the model. `pages` of the pool, `lanes`, tokens of the longest
+    request and of a chunk, ids that can be sampled, and bytes an element of the KV cache, the recurrent state, and
+    activations (also of the convolution history)."""
+
+    pages: int
+    lanes: int
+    max_context: int
+    prefill_chunk: int
+    token_count: int
+    kv_element: int = 2
+    state_element: int = 4
+    column_element: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
 class RuntimePlan:
     """Bytes of the runtime reservation: everything but the weights."""
 
     kv_pages: int
     state_images: int
     token_counts: int
+    workspace: int
 
     @property
     def total(self) -> int:
         """The whole reservation."""
-        return self.kv_pages + self.state_images + self.token_counts
+        return self.kv_pages + self.state_images + self.token_counts + self.workspace
 
 
-def plan_runtime(
-    config: TextConfig,
-    *,
-    pages: int,
-    states: int,
-    token_count: int,
-    kv_bytes: int = 2,
-    state_bytes: int = 4,
-    history_bytes: int = 4,
-) -> RuntimePlan:
-    """What `pages` KV pages, `states` state images and as many rows of token counts take.
-
-    `kv_bytes`, `state_bytes` and `history_bytes` are bytes an element of the KV cache, of the recurrent state and of
-    the convolution history.
-    """
+def plan_runtime(config: TextConfig, sizes: RuntimeSizes) -> RuntimePlan:
+    """What the pools and the deepest step take."""
     return RuntimePlan(
-        kv_pages=pages * page_bytes(config, kv_bytes),
-        state_images=states * state_image_bytes(config, state_bytes, history_bytes),
-        token_counts=states * token_count * np.dtype(np.int32).itemsize,
+        kv_pages=sizes.pages * page_bytes(config, sizes.kv_element),
+        state_images=sizes.lanes * state_image_bytes(config, sizes.state_element, sizes.column_element),
+        token_counts=sizes.lanes * sizes.token_count * np.dtype(np.int32).itemsize,
+        workspace=workspace_bytes(config, sizes),
     )
 
 
@@ -81,3 +88,36 @@ def state_image_bytes(config: TextConfig, state_element: int, history_element: i
     recurrent = config.linear_num_value_heads * config.linear_key_head_dim * config.linear_value_head_dim
     history = config.conv_channels * (config.linear_conv_kernel_dim - 1)
     return len(config.linear_layers) * (recurrent * state_element + history * history_element)
+
+
+def workspace_bytes(config: TextConfig, sizes: RuntimeSizes) -> int:
+    """Scratch of the plain-torch ops at the deepest chunk: the last of a full context.
+
+    Attention reads keys and values as activations (a gathered copy and a converted one) and makes a mask
+    `[chunk · group, context]`, boolean and then float32; a layer holds a few rows of its widest matrix; sampling holds
+    a few float32 and int64 rows of logits.
+    """
+    columns = min(sizes.prefill_chunk, sizes.max_context)
+    group = config.num_attention_heads // config.num_key_value_heads
+    copies = 2 * sizes.max_context * config.key_value_size * (sizes.kv_element + sizes.column_element)
+    mask = columns * sizes.max_context * (1 + group * (1 + 4))
+    attention_rows = 2 * (config.query_size + config.key_value_size)
+    linear_rows = config.conv_channels + 2 * config.linear_value_size
+    wide = config.intermediate_size
+    if wide is None and config.experts is not None:
+        wide = config.experts.per_token * config.experts.intermediate_size
+    activations = columns * (4 * config.hidden_size + 3 * max(attention_rows, linear_rows, 2 * (wide or 0)))
+    logits = sizes.lanes * sizes.token_count * (3 * 4 + 3 * 8)
+    return copies + mask + activations * sizes.column_element + logits
+
+
+def largest_context(config: TextConfig, sizes: RuntimeSizes, budget: int) -> int:
+    """The longest `max_context`, in whole pages, whose reservation with a pool of the same size is within `budget`
+    bytes; 0 when none is."""
+
+    def fits(pages: int) -> bool:
+        smaller = dataclasses.replace(sizes, pages=max(pages, sizes.lanes), max_context=pages * PAGE_TOKENS)
+        return plan_runtime(config, smaller).total <= budget
+
+    most = -(-sizes.max_context // PAGE_TOKENS)
+    return bisect.bisect_left(range(1, most + 1), True, key=lambda pages: not fits(pages)) * PAGE_TOKENS
