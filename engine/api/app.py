@@ -99,7 +99,7 @@ async def _ready(request: web.Request, handler: Handler) -> web.StreamResponse:
     """503 with the boot phase, on every route and method, until requests are served (spec/serving.md §1)."""
     service = request.app[SERVICE]
     status = service.readiness.status()
-    if status.phase == "ready" or (service.was_ready and request.path == "/metrics"):
+    if status.phase == "ready" or (service.ready.is_set() and request.path == "/metrics"):
         return await handler(request)
     phase = {"phase": status.phase, "detail": status.detail, "progress": progress_of(status)}
     if request.path == "/health":

@@ -64,12 +64,13 @@ async def _prepare(service: Service, chat: ChatRequest, account: Account) -> Pre
         async with asyncio.timeout_at(
             asyncio.get_running_loop().time() + account.arrived + timeout / 1000 - time.monotonic()
         ):
-            return await service.offload(lambda: prepare(_ask(chat), model, limits, defaults))
+            return await service.offload(lambda: prepare(ask_of(chat), model, limits, defaults))
     except TimeoutError as error:
         raise queue_timeout(timeout) from error
 
 
-def _ask(chat: ChatRequest) -> Ask:
+def ask_of(chat: ChatRequest) -> Ask:
+    """The request in no protocol's terms."""
     return Ask(
         messages=messages_for_template(chat.messages),
         sampling=chat,

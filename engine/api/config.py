@@ -29,8 +29,8 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything `python -m engine.api` needs. Times are in seconds unless the name says otherwise.
 
-    Keys never travel in arguments: `api_key_file` holds one key a line, and `NINFER_API_KEY` in the environment adds
-    one. No key at all means an open server.
+    Keys never travel in arguments: `api_key_file` holds one key a line; without it, `NINFER_API_KEY` in the environment
+    is the key, and without that the server is open.
     """
 
     artifact: str
@@ -106,19 +106,19 @@ def read_config(path: Path) -> ApiConfig:
 
 
 def read_keys(config: ApiConfig) -> list[str]:
-    """All API keys, from the key file and the environment; empty for an open server.
+    """The API keys; empty for an open server.
 
     Raises:
         ConfigurationError: the key file cannot be read or holds no key.
     """
-    keys = [key for key in [os.environ.get("NINFER_API_KEY", "").strip()] if key]
-    if config.api_key_file is not None:
-        try:
-            lines = Path(config.api_key_file).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"API key file {config.api_key_file}: {error}") from error
-        found = [line.strip() for line in lines if line.strip()]
-        if not found:
-            raise ConfigurationError(f"API key file {config.api_key_file} holds no key; put one key on each line")
-        keys += found
+    if config.api_key_file is None:
+        key = os.environ.get("NINFER_API_KEY", "").strip()
+        return [key] if key else []
+    try:
+        lines = Path(config.api_key_file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"API key file {config.api_key_file}: {error}") from error
+    keys = [line.strip() for line in lines if line.strip()]
+    if not keys:
+        raise ConfigurationError(f"API key file {config.api_key_file} holds no key; put one key on each line")
     return keys

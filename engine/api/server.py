@@ -23,15 +23,14 @@ log = get_logger(__name__)
 FLUSH = 1.0
 
 
-async def serve(config: ApiConfig, listener: socket.socket, stop: asyncio.Event, load: Load = load_model) -> None:
-    """Serve until `stop` is set; then accept nothing more, let running requests end within `config.drain` seconds,
+async def serve(service: Service, listener: socket.socket, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set; then accept nothing more, let running requests end within the configured drain time,
     and end the rest with an error event.
 
     Raises:
-        ConfigurationError: a key file cannot be read.
         ExceptionGroup: a part of the service failed; the process should end and be started again.
     """
-    service = Service(config, load)
+    config = service.config
     runner = web.AppRunner(
         create_app(service),
         handler_cancellation=True,
@@ -73,13 +72,17 @@ async def _idle(service: Service, seconds: float) -> None:
 
 
 def run(config: ApiConfig, listener: socket.socket, load: Load = load_model) -> None:
-    """`serve` until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigurationError: a key file cannot be read.
+    """
 
     async def main() -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await serve(config, listener, stop, load)
+        await serve(Service(config, load), listener, stop)
 
     asyncio.run(main())
 

@@ -69,7 +69,7 @@ class Service:
         self.readiness = Readiness(self.link, self.loader, state_file)
         self.metrics = Metrics(self.link, lambda: self.readiness.model is not None)
         self.admission = Admission()
-        self.was_ready = False
+        self.ready = asyncio.Event()  # set once, when requests are first served
 
     @property
     def serving(self) -> tuple[ServedModel, Limits]:
@@ -106,7 +106,7 @@ class Service:
                 break
             await asyncio.sleep(POLL)
         self.metrics.serving(self.public_id(model), limits, lambda: self.admission.active)
-        self.was_ready = True
+        self.ready.set()
         log.info("serving", model=self.public_id(model), max_context=limits.max_context, lanes=limits.lanes)
 
     def _served(self) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from engine.api.config import ApiConfig, GenerationDefaults
+from engine.api.config import ApiConfig
+from engine.core.config import EngineConfig
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 20.0
@@ -77,11 +78,13 @@ class Box:
             self.api = subprocess.Popen([sys.executable, "-m", "tests.api.server_process", file], cwd=ROOT, stderr=log)
 
     def start_engine(self, *, lanes: int = 2, pending: int = 2, context: int = 2048, waits: bool = False) -> None:
-        numbers = [str(int(number)) for number in (lanes, pending, context, waits)]
+        config = EngineConfig(artifact=self.artifact, socket=self.socket, lanes=lanes, max_pending=pending,
+                              max_context=context, kv_capacity=context)  # fmt: skip
+        file = self.folder / "engine.json"
+        file.write_bytes(msgspec.json.encode(config))
+        command = [sys.executable, "-m", "tests.api.scripted_engine", "--config", str(file), *(["--wait"] * waits)]
         with self.engine_log.open("ab") as log:
-            self.engine = subprocess.Popen(
-                [sys.executable, "-m", "tests.api.scripted_engine", self.socket, *numbers], cwd=ROOT, stdout=log
-            )
+            self.engine = subprocess.Popen(command, cwd=ROOT, stdout=log)
 
     def kill_engine(self) -> None:
         assert self.engine is not None
@@ -89,9 +92,14 @@ class Box:
         self.engine.wait()
 
     def request(
-        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, patience: float = PATIENCE
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        patience: float = PATIENCE,
     ) -> Reply:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=patience)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         with contextlib.closing(connection):
             data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
             connection.request(method, path, data, headers or {})
@@ -151,6 +159,3 @@ def running(folder: Path, engine: dict[str, Any] | None = None, **settings: Any)
 def chat_body(script: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
     text = "hello" if script is None else json.dumps({"script": script}, ensure_ascii=False)
     return {"model": "nano", "messages": [{"role": "user", "content": text}], "enable_thinking": False} | fields
-
-
-GREEDY = GenerationDefaults(greedy=True)

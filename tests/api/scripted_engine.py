@@ -1,7 +1,8 @@
-"""An engine without a model: `python -m tests.api.scripted_engine SOCKET [LANES PENDING CONTEXT]`.
+"""An engine without a model: `python -m tests.api.scripted_engine --config FILE [--wait]`, FILE an EngineConfig.
 
 It speaks engine/protocol.py over a real socket. What it answers stands in the prompt: the last `{"script": …}` in it.
-The members are those of `Script`. Lines it prints on stdout tell the test what it saw.
+The members are those of `Script`. Lines it prints tell the test what it saw. With `--wait` it becomes ready on SIGUSR1.
+An artifact called `exit-N` makes it end with status N at once.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.core.config import EngineConfig, read_config
 from engine.protocol import (
     VERSION,
     AskStatistics,
@@ -63,7 +65,8 @@ def script_of(prompt: str) -> Script:
 
 
 def say(event: str, **values: object) -> None:
-    print(json.dumps({"event": event, "time": time.monotonic(), **values}), flush=True)
+    sys.stdout.write(json.dumps({"event": event, "time": time.monotonic(), **values}) + "\n")
+    sys.stdout.flush()
 
 
 class Engine:
@@ -162,13 +165,14 @@ class Engine:
                 return
 
 
-async def main(path: Path, *, lanes: int, pending: int, context: int, waits: bool) -> None:
-    frontend()
-    engine = Engine(Limits(max_context=context, kv_capacity=context, lanes=lanes, max_pending=pending,
-                           token_count=frontend().token_count))  # fmt: skip
-    path.unlink(missing_ok=True)
-    server = await asyncio.start_unix_server(engine.connection, path)
-    say("listening")
+async def main(config: EngineConfig, *, waits: bool) -> None:
+    tokens = frontend().token_count
+    context = config.max_context
+    engine = Engine(Limits(max_context=context, kv_capacity=config.kv_capacity, lanes=config.lanes,
+                           max_pending=config.max_pending, token_count=tokens))  # fmt: skip
+    config.socket.unlink(missing_ok=True)
+    server = await asyncio.start_unix_server(engine.connection, config.socket)
+    say("listening", key="NINFER_API_KEY" in os.environ)
     if waits:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, engine.ready)
     else:
@@ -178,6 +182,7 @@ async def main(path: Path, *, lanes: int, pending: int, context: int, waits: boo
 
 
 if __name__ == "__main__":
-    socket_path, *numbers = sys.argv[1:]
-    many, more, length, later = (int(number) for number in numbers)
-    asyncio.run(main(Path(socket_path), lanes=many, pending=more, context=length, waits=bool(later)))
+    settings = read_config(Path(sys.argv[2]))
+    if settings.artifact.name.startswith("exit-"):
+        sys.exit(int(settings.artifact.name.removeprefix("exit-")))
+    asyncio.run(main(settings, waits="--wait" in sys.argv))
