@@ -4,7 +4,7 @@ import socket
 
 from engine.exits import ConfigurationError
 
-BACKLOG = 1024
+BACKLOG = 128
 
 
 def listen(host: str, port: int) -> socket.socket:
