@@ -1,4 +1,4 @@
-"""`ninfer-serve` or `ninfer` with the scripted engine in place of ours: `python -m tests.cli.command NAME ARGUMENTS`."""
+"""`python -m tests.cli.command NAME ARGUMENTS`: `ninfer-serve` or `ninfer` with the scripted engine."""
 
 import sys
 

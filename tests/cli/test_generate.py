@@ -51,13 +51,13 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
 
 def test_a_running_box(box: Box, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"http://127.0.0.1:{box.port}"
-    flags = ["--url", url, "--seed", str(2**64 - 1), "--max-new", "5", "--greedy"]
+    flags = ["--url", url, "--seed", str(2**64 - 1), "--max-new", "50", "--greedy"]
     assert main([*flags, "--no-thinking", "--prompt", prompt(text="hello there\n")]) == 0
     shown = capsys.readouterr()
     assert shown.out == "hello there\n"
     assert "finish stop" in shown.err
     submit = box.seen("submit")[-1]
-    assert (submit["seed"], submit["max_tokens"], submit["temperature"]) == (2**64 - 1, 5, 0)
+    assert (submit["seed"], submit["max_tokens"], submit["temperature"]) == (2**64 - 1, 50, 0)
     assert main(["--url", url, "--prompt", prompt(text="thinking"), "--reasoning-effort", "low"]) == 0
     shown = capsys.readouterr()
     assert (shown.out, shown.err.split("\n")[0]) == ("\n", "thinking")

@@ -7,10 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from engine.cli import generate, serve
+from engine.cli.child import exit_code
+from engine.exits import seed_status
 from engine.version import version
 from tests.api.box import ROOT, Box
 
@@ -72,11 +76,15 @@ def test_an_engine_that_dies_ends_it_with_3(tmp_path: Path) -> None:
         assert box.api.wait(timeout=30) == 3
 
 
-@pytest.mark.parametrize(("status", "expected"), [(5, 1), (3, 3)])
-def test_an_engine_that_cannot_start(tmp_path: Path, status: int, expected: int) -> None:
-    with served(tmp_path, f"exit-{status}") as box:
+def test_an_engine_that_cannot_start(tmp_path: Path) -> None:
+    with served(tmp_path, "exit-5") as box:
         assert box.api is not None
-        assert box.api.wait(timeout=30) == expected
+        assert box.api.wait(timeout=30) == 1
+
+
+@pytest.mark.parametrize(("returncode", "status"), [(0, 0), (2, 1), (3, 3), (4, 1), (5, 1), (6, 1), (-9, 3)])
+def test_statuses(returncode: int, status: int) -> None:
+    assert seed_status(exit_code(returncode)) == status
 
 
 def test_the_engine_does_not_outlive_us(tmp_path: Path) -> None:
@@ -89,11 +97,13 @@ def test_the_engine_does_not_outlive_us(tmp_path: Path) -> None:
         engine.wait(timeout=20)
 
 
-def test_help_and_version() -> None:
-    shown = run("serve", "--help")
-    assert shown.returncode == 0
-    assert "--max-context" in shown.stdout
-    assert (run("serve", "--version").stdout.strip(), run("generate", "--version").stdout.strip()) == (version(),) * 2
+@pytest.mark.parametrize("main", [serve.main, generate.main])
+@pytest.mark.parametrize(("flag", "said"), [("--help", "--max-context"), ("-h", "usage"), ("--version", version())])
+def test_help_and_version(main: Any, flag: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([flag])
+    assert ended.value.code == 0
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -110,9 +120,7 @@ def test_help_and_version() -> None:
     ],
 )
 def test_bad_arguments_end_with_1(arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from engine.cli.serve import main
-
-    assert main(arguments) == 1
+    assert serve.main(arguments) == 1
     shown = capsys.readouterr().err
     assert said in shown
     assert "usage: ninfer-serve" in shown
