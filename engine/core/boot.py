@@ -97,6 +97,7 @@ class _Boot:
             Scheduler(PagePool(sizes.pages), StatePool(sizes.lanes), max_pending=self.config.max_pending),
             send=self.server.send,
             announce=self.server.broadcast,
+            disconnect=self.server.disconnect,
             prefill_chunk=self.config.prefill_chunk,
             drain_seconds=self.config.drain_seconds,
         )

@@ -66,7 +66,7 @@ class _Connection:
     receiver: FrameReceiver = field(default_factory=FrameReceiver)
     unsent: deque[memoryview] = field(default_factory=deque)
     unsent_bytes: int = 0
-    overrun: bool = False
+    condemned: str = ""  # why it is to be closed
     blocked: bool = False
 
 
@@ -123,6 +123,13 @@ class Server:
                 self._queue(connection, frame)
         self._wake()
 
+    def disconnect(self, connection: int) -> None:
+        """Close a connection that has broken the protocol."""
+        with self._lock:
+            if (found := self._connections.get(connection)) is not None:
+                found.condemned = "it broke the protocol"
+        self._wake()
+
     def refuse_connections(self) -> None:
         """Accept no more, and remove the socket file, so that a successor can have the path."""
         with self._lock:
@@ -138,11 +145,11 @@ class Server:
             self._thread.join(flush_seconds + 1)
 
     def _queue(self, connection: _Connection, frame: bytes) -> None:
-        if connection.overrun:
+        if connection.condemned:
             return
         connection.unsent_bytes += len(frame)
         if connection.unsent_bytes > MAX_UNREAD_BYTES:
-            connection.overrun = True
+            connection.condemned = "it does not read"
         else:
             connection.unsent.append(memoryview(frame))
 
@@ -186,7 +193,7 @@ class Server:
     def _woken(self) -> None:
         with self._lock:
             self._awake = False
-            waiting = [each for each in self._connections.values() if each.unsent or each.overrun]
+            waiting = [each for each in self._connections.values() if each.unsent or each.condemned]
             refuse = self._refuse
         with contextlib.suppress(BlockingIOError):
             self._wake_in.recv(64)
@@ -248,8 +255,8 @@ class Server:
     def _write(self, connection: _Connection) -> None:
         if connection.number not in self._connections:
             return
-        if connection.overrun:
-            log.warning("connection_dropped", connection=connection.number, reason="it does not read")
+        if connection.condemned:
+            log.warning("connection_dropped", connection=connection.number, reason=connection.condemned)
             self._drop(connection)
             return
         try:
