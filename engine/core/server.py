@@ -83,12 +83,14 @@ class Server:
         on_message: Callable[[int, ClientMessage], None],
         on_closed: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
+        max_unread: int = MAX_UNREAD_BYTES,
     ) -> None:
         self._listener: socket.socket | None = listener
         self._path = Path(listener.getsockname())
         self._on_message, self._on_closed, self._on_failure = on_message, on_closed, on_failure
         self._connections: dict[int, _Connection] = {}
         self._greeting: dict[type[EngineMessage], bytes] = {}
+        self._max_unread = max_unread
         self._numbers = 0
         self._lock = threading.Lock()
         self._awake = False
@@ -148,7 +150,7 @@ class Server:
         if connection.condemned:
             return
         connection.unsent_bytes += len(frame)
-        if connection.unsent_bytes > MAX_UNREAD_BYTES:
+        if connection.unsent_bytes > self._max_unread:
             connection.condemned = "it does not read"
         else:
             connection.unsent.append(memoryview(frame))
