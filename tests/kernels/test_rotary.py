@@ -32,7 +32,7 @@ def run(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 def test_index_sets() -> None:
-    sets = [(axis == AXES).nonzero().flatten().tolist() for axis in range(3)]
+    sets = [[pair for pair, used in enumerate(AXES.tolist()) if used == axis] for axis in range(3)]
     assert sets == [list(range(0, 31, 3)), list(range(1, 32, 3)), list(range(2, 30, 3))]
     assert [len(pairs) for pairs in sets] == [11, 11, 10]
 
