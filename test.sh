@@ -21,5 +21,4 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
 "$bin/ruff" format --check .
 "$bin/ruff" check .
 "$bin/mypy"
-"$bin/lint-imports"
 exec "$bin/python" -m pytest -m "$marks"

@@ -44,7 +44,7 @@ def driver_version(proc: Path = Path("/proc/driver/nvidia/version")) -> tuple[in
         text = proc.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    match = re.search(r"Kernel Module\D*?\s(\d+(?:\.\d+)+)", text)
+    match = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\b", text)
     return tuple(map(int, match[1].split("."))) if match else None
 
 

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from appliance.pci import driver_version, nvidia_cards  # noqa: E402 - runs without an installed package
+from appliance.pci import Card, driver_version, nvidia_cards  # noqa: E402 - runs without an installed package
 
 LOCK = ROOT / "requirements.lock"
 TEST_LOCK = ROOT / "requirements-test.lock"
@@ -68,23 +68,22 @@ def distribution(os_release: Path = Path("/etc/os-release")) -> Distribution:
     )
 
 
-def choose_build(wheels: dict[str, Any], *, real_model: bool) -> str:
-    """The table of etc/wheels.toml for this machine: by card and kernel driver.
+def choose_build(
+    wheels: dict[str, Any], cards: list[Card], driver: tuple[int, ...] | None, *, real_model: bool, forced: str = ""
+) -> str:
+    """The table of etc/wheels.toml for a machine with these cards and this kernel driver.
 
     A card without a driver stops a real model; the embedded one may run on the CPU.
     """
-    forced = os.environ.get("NINFER_TORCH_BUILD")
     if forced:
         if forced not in wheels:
             stop(f"NINFER_TORCH_BUILD is {forced!r}; {WHEELS.name} has {', '.join(wheels)}")
         return forced
-    cards = nvidia_cards()
     if not cards:
         return "cpu"
     if not any(card.supported for card in cards):
         say(f"the card at {cards[0].address} is older than compute capability 8.0: the CPU build is used")
         return "cpu"
-    driver = driver_version()
     if driver is None:
         message = f"there is an NVIDIA card at {cards[0].address} but no loaded driver: install it, then reboot"
         if real_model:
@@ -111,7 +110,8 @@ def ensure(folder: Path, *, test: bool, real_model: bool) -> Path:
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
         stop(f"Python {platform.python_version()} has no wheels here; install one of 3.11 to 3.14")
     wheels = tomllib.loads(WHEELS.read_text(encoding="utf-8"))
-    name = choose_build(wheels, real_model=real_model)
+    forced = os.environ.get("NINFER_TORCH_BUILD", "")
+    name = choose_build(wheels, nvidia_cards(), driver_version(), real_model=real_model, forced=forced)
     build = wheels[name]
     wanted = {"runtime": fingerprint(build, LOCK)}
     if test:
@@ -173,7 +173,8 @@ def _install_torch(folder: Path, build: dict[str, Any], environment: dict[str, s
     if _find_links_has(folder, requirements, environment):
         return
     index = os.environ.get("NINFER_TORCH_INDEX") or str(build["index"])
-    _install(folder, ["--index-url", index, *requirements], environment)
+    advice = f"{index} (NINFER_TORCH_INDEX names another place): "
+    _install(folder, ["--index-url", index, *requirements], environment, advice=advice)
 
 
 def _find_links_has(folder: Path, requirements: list[str], environment: dict[str, str]) -> bool:
@@ -181,7 +182,9 @@ def _find_links_has(folder: Path, requirements: list[str], environment: dict[str
     return subprocess.run(command, env=environment, capture_output=True, check=False).returncode == 0
 
 
-def _install(folder: Path, arguments: list[str], environment: dict[str, str], *, uv: bool = True) -> None:
+def _install(
+    folder: Path, arguments: list[str], environment: dict[str, str], *, uv: bool = True, advice: str = ""
+) -> None:
     program = shutil.which("uv") if uv else None
     if program is not None:
         command = [program, "pip", "install", "--quiet", "--python", _python(folder), *arguments]
@@ -193,8 +196,8 @@ def _install(folder: Path, arguments: list[str], environment: dict[str, str], *,
     done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
     if done.returncode:
         stop(
-            "the installer failed (its message is above); check the network or proxy, "
-            f"or fill a wheel folder and set PIP_FIND_LINKS, then run again: {' '.join(sys.orig_argv[:1])} ./run.sh",
+            f"{advice}the installer failed (its message is above); check the network or proxy, or fill a wheel "
+            "folder and set PIP_FIND_LINKS, then run again: ./run.sh",
             1,
         )
 

@@ -6,9 +6,23 @@ A converter plans objects from these lists, a binder checks an artifact against 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any, Protocol
+
+import numpy as np
 
 from engine.artifact.companions import DraftConfig, DraftName, VisionConfig
 from engine.artifact.config import TextConfig
+
+
+class ParameterSource(Protocol):
+    """Anything a model can be loaded from."""
+
+    def values(self, name: str) -> "np.ndarray[Any, np.dtype[Any]]":
+        """The logical parameter `name`, decoded, in its logical shape.
+
+        Raises:
+            ArtifactError: there is no such parameter.
+        """
 
 
 @dataclass(frozen=True)
