@@ -120,7 +120,7 @@ class _Failures:
 class Loop:
     """Runs requests.
 
-    `send(connection, message)`, `announce(message)` and `disconnect(connection)` may be called at any time and must not
+    `send(connection, message)`, `announce(message)` (the one that says it is draining) and `disconnect(connection)` may be called at any time and must not
     block. `clock` is monotonic, in seconds.
     """
 

@@ -143,7 +143,9 @@ class Server:
         with self._lock:
             self._stop_by = time.monotonic() + flush_seconds
         self._wake()
-        if self._thread.ident is not None:
+        if self._thread.ident is None:
+            self._close_all()
+        else:
             self._thread.join(flush_seconds + 1)
 
     def _queue(self, connection: _Connection, frame: bytes) -> None:
@@ -174,14 +176,18 @@ class Server:
                     else:
                         self._serve(key.data, events)
         except BaseException as error:
+            log.error("socket_thread_failed", exc_info=error)
             self._on_failure(error)
         finally:
-            for connection in list(self._connections.values()):
-                self._drop(connection)
-            self._close_listener()
-            self._selector.close()
-            self._wake_in.close()
-            self._wake_out.close()
+            self._close_all()
+
+    def _close_all(self) -> None:
+        for connection in list(self._connections.values()):
+            self._drop(connection)
+        self._close_listener()
+        self._selector.close()
+        self._wake_in.close()
+        self._wake_out.close()
 
     def _patience(self) -> float | None:
         """How long the next wait may be; 0 when it is time to end."""

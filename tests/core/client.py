@@ -31,7 +31,11 @@ class Client:
         self.timeout = timeout
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(timeout)
-        self.socket.connect(str(path))
+        try:
+            self.socket.connect(str(path))
+        except OSError:
+            self.socket.close()
+            raise
         self._receiver = FrameReceiver()
         self.answers: dict[int, Answer] = {}
         self.boots: list[Boot] = []

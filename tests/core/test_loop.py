@@ -213,9 +213,7 @@ def test_a_client_that_reuses_a_live_id_is_disconnected() -> None:
 
 def test_a_poisoned_lane_fails_alone() -> None:
     harness = Harness(FakeModel(counting=True, poison=33), lanes=3, kv_capacity=1536)
-    poisoned, healthy, prompt = harness.run(
-        submit([30], 20, id=1), submit([2], 20, id=2), submit([5, 33, 6], 20, id=3)
-    )
+    poisoned, healthy, prompt = harness.run(submit([30], 20, id=1), submit([2], 20, id=2), submit([5, 33, 6], 20, id=3))
     assert (poisoned.tokens, poisoned.finish, poisoned.last.error) == ([31, 32, 33], "error", STEP_FAILED)
     assert healthy.finish == "length" and len(healthy.tokens) == 20
     assert (prompt.tokens, prompt.finish) == ([], "error")

@@ -60,7 +60,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     """Requests of all sizes on a pool that is too small for the lanes."""
 
     @initialize(
-        lanes=st.integers(1, 8), spare=st.integers(0, 8), reserve=st.sampled_from([0, 64, 256]), pending=st.integers(1, 5)
+        lanes=st.integers(1, 8),
+        spare=st.integers(0, 8),
+        reserve=st.sampled_from([0, 64, 256]),
+        pending=st.integers(1, 5),
     )
     def start(self, lanes: int, spare: int, reserve: int, pending: int) -> None:
         pages = max(CONTEXT // PAGE_TOKENS, lanes) + spare

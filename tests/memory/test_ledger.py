@@ -47,9 +47,7 @@ def test_the_largest_context_is_exact() -> None:
     assert 0 < found < sizes.max_context
 
     def total(context: int) -> int:
-        shorter = RuntimeSizes(
-            pages=context // 64, lanes=2, max_context=context, prefill_chunk=128, token_count=300
-        )
+        shorter = RuntimeSizes(pages=context // 64, lanes=2, max_context=context, prefill_chunk=128, token_count=300)
         return plan_runtime(config, shorter).total
 
     assert total(found) <= everything // 3 < total(found + 64)

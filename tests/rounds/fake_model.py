@@ -69,7 +69,9 @@ class FakeModel:
             before = digests[segment.frontier - 1] if segment.frontier else torch.tensor(0)
             # The warm-up runs the end of a context whose beginning never was; its slot says so.
             if state[1] and (state[1] != segment.frontier or state[0] != before):
-                raise AssertionError(f"slot {segment.state} saw {int(state[1])} tokens, not the {segment.frontier} paged")
+                raise AssertionError(
+                    f"slot {segment.state} saw {int(state[1])} tokens, not the {segment.frontier} paged"
+                )
             state[0], state[1] = digests[-1], len(read)
             hidden[segment.begin : segment.end, 0] = digests[segment.frontier :]
             hidden[segment.begin : segment.end, 1] = ids
