@@ -173,7 +173,8 @@ def _install_torch(folder: Path, build: dict[str, Any], environment: dict[str, s
     if _find_links_has(folder, requirements, environment):
         return
     index = os.environ.get("NINFER_TORCH_INDEX") or str(build["index"])
-    _install(folder, ["--index-url", index, *requirements], environment)
+    advice = f"{index} (NINFER_TORCH_INDEX names another place): "
+    _install(folder, ["--index-url", index, *requirements], environment, advice=advice)
 
 
 def _find_links_has(folder: Path, requirements: list[str], environment: dict[str, str]) -> bool:
@@ -181,7 +182,9 @@ def _find_links_has(folder: Path, requirements: list[str], environment: dict[str
     return subprocess.run(command, env=environment, capture_output=True, check=False).returncode == 0
 
 
-def _install(folder: Path, arguments: list[str], environment: dict[str, str], *, uv: bool = True) -> None:
+def _install(
+    folder: Path, arguments: list[str], environment: dict[str, str], *, uv: bool = True, advice: str = ""
+) -> None:
     program = shutil.which("uv") if uv else None
     if program is not None:
         command = [program, "pip", "install", "--quiet", "--python", _python(folder), *arguments]
@@ -193,8 +196,8 @@ def _install(folder: Path, arguments: list[str], environment: dict[str, str], *,
     done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
     if done.returncode:
         stop(
-            "the installer failed (its message is above); check the network or proxy, "
-            f"or fill a wheel folder and set PIP_FIND_LINKS, then run again: {' '.join(sys.orig_argv[:1])} ./run.sh",
+            f"{advice}the installer failed (its message is above); check the network or proxy, or fill a wheel "
+            "folder and set PIP_FIND_LINKS, then run again: ./run.sh",
             1,
         )
 

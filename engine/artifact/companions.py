@@ -131,7 +131,7 @@ def parse_draft_config(name: DraftName, record: Mapping[str, Any], text: TextCon
     _closed(f"{where}: dflash_config", taps, {"target_layer_ids", "mask_token_id"} | extra)
     sizes = {key: _size(where, record, key) for key in _DRAFT_SIZES}
     kinds, layers = record["layer_types"], taps["target_layer_ids"]
-    if not isinstance(kinds, list) or set(kinds) - {"sliding_attention", "full_attention"}:
+    if not isinstance(kinds, list) or any(kind not in ("sliding_attention", "full_attention") for kind in kinds):
         raise ArtifactError(f"{where}: layer_types is {kinds!r}; known: sliding_attention, full_attention")
     if len(kinds) != sizes.pop("num_hidden_layers"):
         raise ArtifactError(f"{where}: {len(kinds)} layer_types for {record['num_hidden_layers']} layers")
@@ -176,6 +176,6 @@ def _size(where: str, record: Mapping[str, Any], key: str) -> int:
 
 def _real(where: str, record: Mapping[str, Any], key: str) -> float:
     value = record[key]
-    if type(value) not in (int, float) or not np.isfinite(value) or value <= 0:
-        raise ArtifactError(f"{where}: {key} is {value!r}, not a positive number")
+    if type(value) not in (int, float) or not 0 < value <= float(np.finfo(np.float32).max):
+        raise ArtifactError(f"{where}: {key} is {value!r}, not a positive 32-bit float")
     return float(np.float32(value))

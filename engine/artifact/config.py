@@ -18,6 +18,7 @@ _COMMON = {
 }  # fmt: skip
 _DENSE = {"intermediate_size"}
 _MOE = {"num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"}
+MAX_ROTARY_DIM = 65536
 _ROPE = {"rope_theta", "partial_rotary_factor", "mrope_section"}
 _MODEL_TYPES = {"qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}
 
@@ -104,7 +105,7 @@ def parse_text_config(record: Mapping[str, Any]) -> TextConfig:
         ArtifactError: a key is missing, unknown, of the wrong type, or contradicts another.
     """
     model_type = record.get("model_type")
-    if model_type not in _MODEL_TYPES:
+    if not isinstance(model_type, str) or model_type not in _MODEL_TYPES:
         raise ArtifactError(f"text config: model_type is {model_type!r}; known: {', '.join(_MODEL_TYPES)}")
     expected = [_MODEL_TYPES[model_type]]
     if record.get("architectures") != expected:
@@ -127,6 +128,8 @@ def parse_text_config(record: Mapping[str, Any]) -> TextConfig:
     sections = rope["mrope_section"]
     if not isinstance(sections, list) or len(sections) != 3 or any(type(s) is not int or s < 0 for s in sections):
         raise ArtifactError(f"text config: mrope_section is {sections!r}, not three counts")
+    if rotary > MAX_ROTARY_DIM:
+        raise ArtifactError(f"text config: {rotary:g} rotary dims are more than {MAX_ROTARY_DIM}")
     if rotary != int(rotary) or int(rotary) % 2 or sum(sections) * 2 != int(rotary):
         raise ArtifactError(f"text config: mrope_section {sections} does not add up to half of {rotary:g} rotary dims")
     if [mrope_axes(sections).count(axis) for axis in range(3)] != sections:
@@ -197,8 +200,8 @@ def _size(record: Mapping[str, Any], key: str) -> int:
 
 def _real(record: Mapping[str, Any], key: str) -> float:
     value = record[key]
-    if type(value) not in (int, float) or not np.isfinite(value) or value <= 0:
-        raise ArtifactError(f"text config: {key} is {value!r}, not a positive number")
+    if type(value) not in (int, float) or not 0 < value <= float(np.finfo(np.float32).max):
+        raise ArtifactError(f"text config: {key} is {value!r}, not a positive 32-bit float")
     return float(np.float32(value))
 
 

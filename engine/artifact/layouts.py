@@ -153,17 +153,23 @@ def _grouped(format: Grouped, rows: int, columns: int) -> list[Plane]:
     return [base, high, scales] if format.high_bytes else [base, scales]
 
 
+def record_fillers(format: GgmlRecord, shape: Sequence[int]) -> list[tuple[int, int]]:
+    """Offsets `[begin, end)`, in each record, of the zero bytes behind its gate, up and down blocks (§3.5)."""
+    _, hidden, intermediate = shape
+    gate = intermediate * (hidden // format.gate.block) * format.gate.block_bytes
+    up = align_up(gate, 256)
+    down = align_up(up + gate, 256)
+    end = down + hidden * (intermediate // format.down.block) * format.down.block_bytes
+    return [(gate, up), (up + gate, down), (end, align_up(end, 256))]
+
+
 def _records(format: GgmlRecord, shape: Sequence[int]) -> Plane:
     if len(shape) != 3 or shape[1] % format.gate.block or shape[2] % format.down.block:
         raise ArtifactError(
             f"format {format.name!r} needs a shape [experts, hidden in {format.gate.block}s, intermediate in "
             f"{format.down.block}s], not {_text(shape)}"
         )
-    experts, hidden, intermediate = shape
-    gate = intermediate * (hidden // format.gate.block) * format.gate.block_bytes
-    down = align_up(align_up(gate, 256) + gate, 256)
-    stride = align_up(down + hidden * (intermediate // format.down.block) * format.down.block_bytes, 256)
-    return _rows("records", 0, experts, stride)
+    return _rows("records", 0, shape[0], record_fillers(format, shape)[-1][1])
 
 
 def _rows(name: str, offset: int, rows: int, row_bytes: int) -> Plane:

@@ -91,6 +91,11 @@ class Payload:
         """Bytes of the payload over all files."""
         return self._ends[-1]
 
+    @property
+    def start(self) -> int:
+        """Where the payload starts in the entry file."""
+        return self._header.payload_start
+
     def read(self, begin: int, end: int) -> npt.NDArray[np.uint8]:
         """Bytes `[begin, end)`, read-only. A range inside one file is a view; one over several is a copy.
 
@@ -106,7 +111,7 @@ class Payload:
         while begin < end:
             file_begin = self._ends[index] - self._records[index].payload_bytes
             stop = min(end, self._ends[index])
-            start = self._header.payload_start if index == 0 else PAGE
+            start = self.start if index == 0 else PAGE
             file = self.file(index)
             try:
                 pieces.append(file.view(start + begin - file_begin, stop - begin))

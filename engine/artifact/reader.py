@@ -7,7 +7,7 @@ from functools import cached_property
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +20,6 @@ from engine.artifact.tensor import EncodedTensor, encoded_tensor
 from engine.exits import ArtifactError
 
 _T = TypeVar("_T")
-
-
-class ParameterSource(Protocol):
-    """Anything that gives a logical parameter's values by name: an artifact, or a test's dictionary."""
-
-    def values(self, name: str) -> npt.NDArray[np.generic]:
-        """The decoded parameter, in its logical shape."""
-        ...
 
 
 @dataclass(frozen=True)

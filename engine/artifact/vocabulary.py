@@ -78,7 +78,7 @@ def parse_vocabulary(tokenizer_json: bytes, tokenizer_config_json: bytes) -> Voc
     if max(table) != count - 1:
         missing = next(number for number in range(count) if number not in table)
         raise ArtifactError(
-            f"{TOKENIZER} and {TOKENIZER_CONFIG}: {count} tokens reach up to id {max(table)}, but id {missing} is absent"
+            f"{TOKENIZER} and {TOKENIZER_CONFIG}: {count} tokens reach id {max(table)}, but id {missing} is absent"
         )
     return Vocabulary([table[number] for number in range(count)], added)
 

@@ -207,8 +207,7 @@ def _with_decoded_arguments(message: Message, index: int) -> dict[str, Any]:
             if not isinstance(arguments, dict):
                 raise PromptError("invalid_tool_history", f"{where} is not a JSON object", where)
             function = {**function, "arguments": arguments}
-            call = {**call, "function": function} if "function" in call else function
-        decoded.append(call)
+        decoded.append({**call, "function": function} if "function" in call else function)
     return copy
 
 

@@ -34,7 +34,6 @@ class Output:
         """`shown[id]`: what a reader sees of a token. Raises ValueError: a stop string is empty."""
         self._detokenizer = Detokenizer(shown)
         self._splitter = ChannelSplitter(thinking=thinking)
-        self._stop_strings = stop_strings
         self._channel = self._splitter.channel
         self._stops = Matcher(stop_strings)
         self.stopped: str | None = None

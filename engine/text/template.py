@@ -32,11 +32,11 @@ class Limits:
     seconds: float = 10.0
 
 
-class _Refused(TemplateError):
+class _RefusedError(TemplateError):
     """The template itself called `raise_exception`."""
 
 
-class _OutOfTime(Exception):
+class _OutOfTimeError(Exception):
     pass
 
 
@@ -98,7 +98,7 @@ class ChatTemplate:
 
         def tick() -> None:
             if self._monotonic() > end:
-                raise _OutOfTime
+                raise _OutOfTimeError
 
         environment = self._environment(tick)
         template = jinja2.Template.from_code(environment, self._code, dict(environment.globals))
@@ -115,11 +115,11 @@ class ChatTemplate:
                 pieces.append(piece)
         except PromptError:
             raise
-        except _OutOfTime as error:
+        except _OutOfTimeError as error:
             raise PromptError(
                 "invalid_prompt", f"the chat template ran longer than {self._limits.seconds:g} seconds on this request"
             ) from error
-        except _Refused as error:
+        except _RefusedError as error:
             raise PromptError("invalid_prompt", f"the chat template refuses this request: {error}") from error
         except (RecursionError, MemoryError) as error:
             raise PromptError("invalid_prompt", "the request is nested too deeply for the chat template") from error
@@ -150,4 +150,4 @@ def to_json(
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise _Refused(message)
+    raise _RefusedError(message)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tokenizers
 
@@ -45,7 +45,7 @@ class Tokenizer:
         """Ids of `text` as ordinary text: a control token's spelling stays letters."""
         return self._encode_all([text])[0]
 
-    def encode_template(self, text: str, ordinary: "OrdinaryText") -> list[int]:
+    def encode_template(self, text: str, ordinary: Callable[[str], str]) -> list[int]:
         """Ids of a rendered prompt: control spellings become their ids, and `ordinary` is applied to the rest."""
         pieces = self._pattern.split(text) if self._pattern else [text]
         # re.split with one group alternates: ordinary text at even places, control spellings at odd ones.

@@ -87,8 +87,8 @@ def assemble(format: str, columns: int, planes: GroupedPlanes) -> bytes:
     shape = geometry(find_format(format), (planes.scales.shape[0], columns))
     out = bytearray(shape.bytes)
     for plane in shape.planes:
-        data = {"base": planes.base, "high": planes.high, "scales": planes.scales}[plane.name].tobytes()
-        out[plane.offset : plane.offset + plane.bytes] = data
+        data = {"base": planes.base.tobytes(), "high": planes.high.tobytes(), "scales": planes.scales.tobytes()}
+        out[plane.offset : plane.offset + plane.bytes] = data[plane.name]
     return bytes(out)
 
 
@@ -160,11 +160,10 @@ def test_plane_offsets_of_the_size_check() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("row", "group", "position"),
-    [(0, 0, 0), (0, 3, 3), (1, 0, 16), (32, 0, 4), (33, 1, 21), (127, 3, 511), (0, 4, 512), (128, 0, 1024)]
-    + [(129, 5, 1553)],
-)
+SPOTS = [(0, 0, 0), (0, 3, 3), (1, 0, 16), (32, 0, 4), (33, 1, 21), (127, 3, 511), (0, 4, 512), (128, 0, 1024)]
+
+
+@pytest.mark.parametrize(("row", "group", "position"), [*SPOTS, (129, 5, 1553)])
 def test_nvfp4_scale_positions(row: int, group: int, position: int) -> None:
     natural = np.zeros((256, 8), np.uint8)
     natural[row, group] = 1

@@ -1,0 +1,101 @@
+"""`ninfer-artifact convert`: a Hugging Face checkpoint folder to one artifact."""
+
+import argparse
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from engine.artifact.convert.pipeline import Request, convert
+from engine.artifact.convert.progress import show_progress
+from engine.artifact.convert.recipes import RECIPES
+from engine.artifact.convert.report import summary
+from engine.artifact.writer import FILE_LIMIT
+from engine.exits import ConfigurationError, NInferError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    recipes = "; ".join(f"{recipe.name}: {recipe.summary}" for recipe in RECIPES.values() if not recipe.missing_methods)
+    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="checkpoint folder")
+    parser.add_argument("--recipe", required=True, metavar="NAME", help=recipes)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="artifact to write; must not exist")
+    parser.add_argument("--components", default="text", metavar="LIST", help="text[,mtp][,vision] (default: text)")
+    parser.add_argument("--name", default=None, help="public name stored in the artifact")
+    parser.add_argument("--device", default="cpu", help="where to encode: cpu")
+    parser.add_argument("--rows-per-chunk", type=int, default=512, metavar="N", help="rows in memory (default: 512)")
+    parser.add_argument(
+        "--max-file-bytes", type=int, default=FILE_LIMIT, metavar="N", help=f"largest file (default: {FILE_LIMIT})"
+    )
+    parser.add_argument(
+        "--resource", action="append", default=[], metavar="ROLE=PATH", help="another file for a role; may be repeated"
+    )
+
+
+def run(args: argparse.Namespace, console: Console | None = None) -> int:
+    """Convert as `args` say; progress goes to `console` (default: standard error). Returns the exit status, 0.
+
+    Raises:
+        NInferError: what `convert` raises, and a disk error as one that names the output.
+    """
+    request = parse(args)
+    console = Console(stderr=True) if console is None else console
+    try:
+        with _exit_on_terminate(), show_progress(console, f"convert {request.model.name}") as progress:
+            report = convert(request, progress)
+    except OSError as error:
+        raise NInferError(f"cannot convert {request.model} to {request.out}: {error}") from None
+    print(summary(report))
+    return 0
+
+
+@contextmanager
+def _exit_on_terminate() -> Iterator[None]:
+    """Let SIGTERM end the program as an exception, so that unfinished files are removed."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def parse(args: argparse.Namespace) -> Request:
+    """The request that `args` make.
+
+    Raises:
+        ConfigurationError: a device this version does not convert on, a component named twice, or a malformed pair.
+    """
+    if args.device != "cpu":
+        raise ConfigurationError(f"device {args.device!r} cannot convert in this version; use cpu")
+    components = tuple(args.components.split(","))
+    if len(set(components)) != len(components):
+        raise ConfigurationError(f"components {args.components!r} names one twice")
+    if args.max_file_bytes <= 0:
+        raise ConfigurationError(f"max file bytes is {args.max_file_bytes}; use 1 or more")
+    resources: dict[str, Path] = {}
+    for pair in args.resource:
+        role, separator, path = pair.partition("=")
+        if not (role and separator and path) or role in resources:
+            raise ConfigurationError(f"resource {pair!r} is not ROLE=PATH with a role of its own")
+        resources[role] = Path(path)
+    return Request(
+        model=args.model,
+        recipe=args.recipe,
+        out=args.out,
+        components=components,
+        name=args.name,
+        rows_per_chunk=args.rows_per_chunk,
+        max_file_bytes=args.max_file_bytes,
+        resources=resources,
+    )

@@ -1,0 +1,205 @@
+"""The conversion itself: configuration, plan, then every object chunk by chunk (spec/artifact.md §5.1)."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from engine.artifact.companions import parse_vision_config
+from engine.artifact.convert.configs import ModelConfigs, read_configs
+from engine.artifact.convert.planner import Parent, Plan, plan_artifact, resource_id
+from engine.artifact.convert.recipes import ABSMAX, CAST, check_available, find_recipe
+from engine.artifact.convert.report import report_path, write_report
+from engine.artifact.convert.resources import Resources, read_resources
+from engine.artifact.convert.sources import DTYPES, Array, Checkpoint, CheckpointError, parse_json_object
+from engine.artifact.convert.tensors import (
+    Source,
+    cast,
+    check_sources,
+    mtp_sources,
+    read_rows,
+    text_sources,
+    vision_sources,
+)
+from engine.artifact.grouped import encode_grouped
+from engine.artifact.parameters import Parameter
+from engine.artifact.writer import FILE_LIMIT, ArtifactWriter
+from engine.exits import ArtifactError, ConfigurationError
+from engine.log import get_logger
+
+log = get_logger(__name__)
+
+Progress = Callable[[int, int], None]
+"""Called with the checkpoint bytes read so far and in all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to convert and how. `resources` replaces files of the model folder by role.
+
+    `artifact_id` is 16 bytes, by default a fresh random id; with a fixed one the same input gives the same bytes.
+    """
+
+    model: Path
+    recipe: str
+    out: Path
+    components: tuple[str, ...] = ("text",)
+    name: str | None = None
+    rows_per_chunk: int = 512
+    max_file_bytes: int = FILE_LIMIT
+    resources: Mapping[str, Path] = field(default_factory=dict)
+    artifact_id: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything about a conversion but the bytes: checked, so that writing should succeed."""
+
+    configs: ModelConfigs
+    resources: Resources
+    plan: Plan
+    sources: Mapping[str, Source]
+
+
+def convert(request: Request, progress: Progress | None = None) -> dict[str, Any]:
+    """Convert a checkpoint folder to one artifact and write the report beside it. Returns the report.
+
+    The artifact appears under its name only when it is complete. Memory holds one chunk of rows at a time.
+
+    Raises:
+        ConfigurationError: an unknown recipe, component or resource, or one that this version cannot convert.
+        CheckpointError: the checkpoint is incomplete, damaged, or means other mathematics.
+        ArtifactError: the output exists.
+        NInferError, OSError: the disk does not take the output.
+    """
+    begun = time.monotonic()
+    if request.rows_per_chunk <= 0:
+        raise ConfigurationError(f"rows per chunk is {request.rows_per_chunk}; use 1 or more")
+    for target in (request.out, report_path(request.out)):
+        if target.exists() or target.is_symlink():
+            raise ArtifactError(f"{target}: exists already and is not overwritten; remove it or name another file")
+    if not request.out.parent.is_dir():
+        raise ConfigurationError(f"{request.out.parent} is not a folder; make it first")
+    for leftover in request.out.parent.glob(f".{request.out.name}.*.tmp"):
+        # It may belong to a conversion that is still running, so a person decides.
+        log.warning("unfinished_conversion_found", path=str(leftover), bytes=leftover.stat().st_size)
+    with Checkpoint.open(request.model) as checkpoint:
+        prepared = prepare(request, checkpoint)
+        plan = prepared.plan
+        ready = time.monotonic()
+        with ArtifactWriter(
+            request.out,
+            plan.objects,
+            components=plan.directory["components"],
+            bindings=plan.directory["bindings"],
+            uses=plan.directory["uses"],
+            metadata=plan.directory["metadata"],
+            provenance=plan.directory["provenance"],
+            limit=request.max_file_bytes,
+            artifact_id=request.artifact_id,
+        ) as writer:
+            for role, content in prepared.resources.contents.items():
+                writer.write_resource(resource_id(role), content)
+            _write_parents(request, checkpoint, prepared, writer, progress)
+            writer.commit()
+    return write_report(
+        request.out,
+        plan,
+        prepared.sources,
+        {
+            "recipe": request.recipe,
+            "rows_per_chunk": request.rows_per_chunk,
+            "token_count": prepared.resources.token_count,
+            "ignored_settings": list(prepared.configs.ignored),
+            "preparation_seconds": round(ready - begun, 3),
+            "seconds": round(time.monotonic() - begun, 3),
+            "artifact_id": writer.artifact_id.hex(),
+            "files": writer.files,
+        },
+    )
+
+
+def prepare(request: Request, checkpoint: Checkpoint) -> Prepared:
+    """Read configuration and resources, plan the artifact and check that every source is there.
+
+    Raises:
+        ConfigurationError, CheckpointError, ArtifactError: as `convert`.
+    """
+    recipe = find_recipe(request.recipe)
+    check_available(recipe)
+    configs = read_configs(_config_json(request.model), request.components)
+    vision = parse_vision_config(configs.records["vision"]) if "vision" in configs.records else None
+    resources = read_resources(request.model, request.components, configs.text.vocab_size, vision, request.resources)
+    plan = plan_artifact(
+        configs.records,
+        recipe,
+        {role: len(content) for role, content in resources.contents.items()},
+        name=request.name,
+        provenance={
+            "converter": "ninfer-appliance",
+            "recipe": recipe.name,
+            "sources": {"base": {"path": str(request.model)}},
+        },
+    )
+    has = checkpoint.__contains__
+    sources = text_sources(configs.text, configs.prefix, has)
+    own = [configs.prefix] if configs.text.tie_word_embeddings else [configs.prefix, "lm_head."]
+    if "mtp" in configs.records:
+        sources |= mtp_sources(configs.text, has)
+        own.append("mtp.")
+    if vision is not None:
+        sources |= vision_sources(vision, configs.text.hidden_size)
+        own.append("model.visual.")
+    check_sources(checkpoint, sources, tuple(own))
+    return Prepared(configs, resources, plan, sources)
+
+
+def _config_json(model: Path) -> dict[str, Any]:
+    path = model / "config.json"
+    try:
+        return parse_json_object(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing; name a checkpoint folder") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} {error}") from None
+
+
+def _write_parents(
+    request: Request, checkpoint: Checkpoint, prepared: Prepared, writer: ArtifactWriter, progress: Progress | None
+) -> None:
+    def stored_bytes(parameter: Parameter) -> int:
+        tensor = checkpoint.tensors[prepared.sources[parameter.name].tensor]
+        return prod(parameter.shape) * DTYPES[tensor.dtype].itemsize
+
+    parents = prepared.plan.parents
+    total = sum(stored_bytes(member) for parent in parents for member in parent.parameters)
+    done = 0
+    for parent in parents:
+        offset = 0
+        for member in parent.parameters:
+            rows = member.shape[0]
+            # A vector's rows are single numbers: it is one chunk.
+            step = request.rows_per_chunk if len(member.shape) > 1 else rows
+            for first in range(0, rows, step):
+                last = min(first + step, rows)
+                values = read_rows(checkpoint, prepared.sources[member.name], member, first, last)
+                try:
+                    _write_rows(writer, parent, offset + first, values)
+                except ArtifactError as error:
+                    raise CheckpointError(f"{member.name}, rows {first} to {last}: {error}") from None
+                done += values.nbytes
+                if progress is not None:
+                    progress(done, total)
+            offset += rows
+
+
+def _write_rows(writer: ArtifactWriter, parent: Parent, begin: int, values: Array) -> None:
+    """Encode `values` as rows of `parent` from `begin` on."""
+    format, method = parent.selection.format, parent.selection.method
+    if method == CAST:
+        writer.write_direct(parent.id, cast(values, format), begin * prod(parent.shape[1:]))
+    else:
+        assert method == ABSMAX
+        writer.write_grouped_rows(parent.id, begin, encode_grouped(format, values))
