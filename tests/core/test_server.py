@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -312,3 +313,32 @@ def test_a_stale_socket_is_replaced_and_a_file_is_not(tmp_path: Path) -> None:
     assert file.read_text() == "precious"
     with pytest.raises(ConfigurationError, match="No such file"):
         listen(tmp_path / "absent" / "s")
+
+
+def test_no_message_is_left_behind(tmp_path: Path) -> None:
+    """Sending races with the server's going to sleep; whatever is queued last must still go out."""
+    box = Box(tmp_path / "s", FakeModel())
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads change places in the middle of everything
+    try:
+        with Client(box.path, timeout=10) as client:
+            client.until(lambda: client.kinds == ["Hello", "Boot"])
+            for _ in range(5000):
+                client.kinds.clear()
+                for _ in range(3):
+                    box.server.send(1, Statistics())
+                client.until(lambda: len(client.kinds) == 3)
+    finally:
+        sys.setswitchinterval(interval)
+        box.close()
+
+
+def test_an_idle_engine_uses_no_time(box: Box) -> None:
+    with box.client() as client:
+        client.send(submit([10], 3))
+        client.answer(1)
+        box.idle()
+        time.sleep(0.1)
+        before = time.process_time()
+        time.sleep(0.5)
+        assert time.process_time() - before < 0.05

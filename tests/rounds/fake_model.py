@@ -35,6 +35,7 @@ class FakeModel:
     delay: float = 0.0
     poison: int | None = None
     not_a_number: int | None = None
+    out_of_memory: bool = False
     forwards: int = 0
     columns: int = 0
 
@@ -53,6 +54,10 @@ class FakeModel:
         self.columns += len(batch.token_ids)
         if self.delay:
             time.sleep(self.delay)
+        if self.out_of_memory:
+            raise RuntimeError(
+                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
+            )
         if self.poison is not None and self.poison in batch.token_ids:
             raise RuntimeError("poisoned")
         hidden = torch.empty(len(batch.token_ids), 2, dtype=torch.int64)
