@@ -21,6 +21,7 @@ from engine.artifact.inspect import lines, summary
 from engine.artifact.inventory import expected_parameters
 from engine.artifact.verify import verify
 from engine.exits import ArtifactError
+from tests.artifact.builder import COMPONENTS
 from tests.artifact.test_examples import TINY, TINY_JSON
 
 MAGIC = b"NINFER\0\x03"
@@ -62,42 +63,6 @@ DIRECTORY: dict[str, Any] = {
     "files": [{"path": None, "payload_bytes": 1536}],
     "metadata": {"name": "full"},
     "provenance": {},
-}  # fmt: skip
-
-
-COMPONENTS: dict[str, Any] = {
-    "text": {
-        "config": {
-            "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "hidden_size": 64, "vocab_size": 100,
-            "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
-            "max_position_embeddings": 256, "tie_word_embeddings": False, "rms_norm_eps": 9.999999974752427e-07,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-            "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
-            "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_num_value_heads": 4,
-            "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4, "intermediate_size": 128,
-        },
-    },
-    "vision": {
-        "config": {
-            "model_type": "qwen3_5_vision", "depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2,
-            "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2, "num_position_embeddings": 16,
-        },
-        "target": "text",
-    },
-    "mtp": {"config": {"architectures": ["Qwen3_5MTP"]}, "target": "text"},
-    "dflash2": {
-        "config": {
-            "architectures": ["DFlash2DraftModel"], "model_type": "qwen3", "intermediate_size": 64,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 1,
-            "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_parameters": {"rope_theta": 1e7},
-            "layer_types": ["sliding_attention"], "sliding_window": 64,
-            "dflash_config": {
-                "target_layer_ids": [0, 1], "mask_token_id": 3, "conv_kernel_size": 2, "conv_group_size": 16,
-                "selector_rank": 8, "selector_top_k": 4,
-            },
-        },
-        "target": "text",
-    },
 }  # fmt: skip
 
 

@@ -1,0 +1,19 @@
+"""What `up` hands to the controller: one JSON file in the run folder."""
+
+import msgspec
+
+from appliance.boot import Policy
+from appliance.settings import Settings, from_text
+from engine.options import Source
+
+
+class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Resolved settings, and where the run folder is."""
+
+    values: dict[str, str]
+    sources: dict[str, Source]
+    run: str
+    policy: Policy = Policy()
+
+    def settings(self) -> Settings:
+        return from_text(self.values, self.sources)

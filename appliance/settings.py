@@ -1,0 +1,160 @@
+"""The box's settings: values, where each came from, and the paths that follow from them."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from appliance.profiles import load_profile
+from downloader.catalog import DEFAULT_CATALOG, find, read_catalog
+from downloader.errors import CatalogError
+from engine.exits import ConfigurationError
+from engine.options import Options, Resolved, resolve, rows_of
+
+SETTINGS_FILE = "settings.toml"
+DRAIN_SECONDS = 8.0  # for running requests to end when the box is stopped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What `ninfer-appliance` was asked for. Folders are named by what may be lost (design: directories)."""
+
+    resolved: Resolved
+    home: Path
+    models: Path
+    cache: Path
+    state: Path
+    catalog: Path
+    model: str  # as asked for
+    public_name: str  # what clients call it
+    artifact: Path
+    fetch: bool  # whether the catalog vouches for the artifact
+
+    @property
+    def options(self) -> Options:
+        return self.resolved.options
+
+    @property
+    def state_file(self) -> Path:
+        return self.state / "state.json"
+
+    @property
+    def url(self) -> str:
+        """The address to type on this machine."""
+        host = self.options.host
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+        return f"http://{shown}:{self.options.port}"
+
+    def make_folders(self) -> None:
+        """Make home's folders, closed to others where a key or a certificate may lie.
+
+        Raises:
+            ConfigurationError: a folder cannot be made or written.
+        """
+        for folder, mode in ((self.home, 0o755), (self.models, 0o755), (self.cache, 0o755), (self.state, 0o700)):
+            try:
+                folder.mkdir(mode=mode, parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"{folder}: {error.strerror}; choose a writable folder with --home or NINFER_HOME"
+                ) from error
+            # The artifacts may be on a read-only mount.
+            if folder != self.models and not os.access(folder, os.W_OK | os.X_OK):
+                raise ConfigurationError(f"{folder} is not writable; ninfer-appliance doctor says what to type")
+
+
+def load_settings(flags: Mapping[str, str | None], environ: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from flags, environment, HOME/settings.toml and defaults.
+
+    Raises:
+        ConfigurationError: a value is wrong, or the model or profile is unknown.
+    """
+    # Home says where the file is, so it is looked up without the file first.
+    home = resolve({"home": flags.get("home")}, _only(environ, "home")).options.home.absolute()
+    file = home / SETTINGS_FILE
+    resolved = resolve(flags, environ, file if file.exists() else None)
+    if resolved.sources["home"] == "file":
+        raise ConfigurationError(f"{file}: home cannot be set here; use --home or NINFER_HOME")
+    return from_resolved(resolved)
+
+
+def from_resolved(resolved: Resolved) -> Settings:
+    """The paths that follow from resolved options.
+
+    Raises:
+        ConfigurationError: the model or profile is unknown, or the artifact named by a path is not there.
+    """
+    options = resolved.options
+    home = options.home.absolute()
+    load_profile(options.model, options.profile, explicit=resolved.explicit("profile"))
+    models = (options.model_dir or home / "models").absolute()
+    catalog = (options.catalog or default_catalog()).absolute()
+    artifact, name, fetch = _artifact(options.model, models, catalog)
+    return Settings(
+        resolved=resolved,
+        home=home,
+        models=models,
+        cache=home / "cache",
+        state=home / "state",
+        catalog=catalog,
+        model=options.model,
+        public_name=options.model_id or name,
+        artifact=artifact,
+        fetch=fetch,
+    )
+
+
+def default_catalog() -> Path:
+    """The catalog that came with the program."""
+    return DEFAULT_CATALOG if DEFAULT_CATALOG.exists() else etc_file("models.toml")
+
+
+def etc_file(name: str) -> Path:
+    """A file of etc/: beside the packages in a checkout, under the prefix of an installation."""
+    beside = Path(__file__).resolve().parent.parent / "etc" / name
+    return beside if beside.exists() else Path(sys.prefix) / "share" / "ninfer" / "etc" / name
+
+
+def values_as_text(resolved: Resolved) -> dict[str, str]:
+    """Every set value as the text that parses back to it, by field name."""
+    values = {name: getattr(resolved.options, name) for name, _ in rows_of(Options)}
+    return {name: _as_text(value) for name, value in values.items() if value is not None}
+
+
+def from_text(values: Mapping[str, str], sources: Mapping[str, Any]) -> Settings:
+    """Settings from `values_as_text` and the sources that belong to it: what one process hands to another."""
+    return from_resolved(Resolved(resolve(values, {}).options, dict(sources)))
+
+
+def settings_lines(settings: Settings) -> list[str]:
+    """The table to print at start: value and origin of each option."""
+    rows = settings.resolved.table()
+    flag_width = max(len(flag) for flag, _, _ in rows)
+    value_width = max(len(value) for _, value, _ in rows)
+    return [f"{flag:<{flag_width}}  {value:<{value_width}}  {source}" for flag, value, source in rows]
+
+
+def _only(environ: Mapping[str, str], name: str) -> dict[str, str]:
+    row = dict(rows_of(Options))[name]
+    return {row.env: environ[row.env]} if row.env in environ else {}
+
+
+def _artifact(model: str, models: Path, catalog: Path) -> tuple[Path, str, bool]:
+    if "/" in model or model.endswith(".ninfer"):
+        path = Path(model).expanduser().absolute()
+        if not path.is_file():
+            raise ConfigurationError(f"--model {model}: no such file; a catalog name or the path of an artifact works")
+        return path, path.stem, False
+    try:
+        pin = find(read_catalog(catalog), model)
+    except CatalogError as error:
+        raise ConfigurationError(f"--model {model}: {error}") from error
+    return pin.path or models / pin.file, pin.name, True
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)

@@ -1,0 +1,114 @@
+"""supervisord's configuration: four programs, one Unix socket."""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from appliance.rpc import key_file
+from appliance.settings import DRAIN_SECONDS, Settings
+from engine.exits import ConfigurationError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Programs:
+    """The command line of each program."""
+
+    api: Sequence[str]
+    controller: Sequence[str]
+    engine: Sequence[str]
+    fetch: Sequence[str]
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Names in the run folder."""
+
+    folder: Path
+
+    @property
+    def supervisor_socket(self) -> Path:
+        return self.folder / "supervisor.sock"
+
+    @property
+    def engine_socket(self) -> Path:
+        return self.folder / "engine.sock"
+
+    @property
+    def supervisor_key(self) -> Path:
+        return key_file(self.supervisor_socket)
+
+    @property
+    def supervisor_config(self) -> Path:
+        return self.folder / "supervisord.conf"
+
+    @property
+    def api_config(self) -> Path:
+        return self.folder / "api.json"
+
+    @property
+    def engine_config(self) -> Path:
+        return self.folder / "engine.json"
+
+    @property
+    def controller_config(self) -> Path:
+        return self.folder / "controller.json"
+
+    @property
+    def api_keys(self) -> Path:
+        return self.folder / "api-keys"
+
+
+def default_programs(settings: Settings, files: RunFiles) -> Programs:
+    """Our own programs, in this Python."""
+    python = sys.executable
+    fetch = ["downloader", settings.model, "--catalog", str(settings.catalog), "--dir", str(settings.models)]
+    return Programs(
+        api=[python, "-m", "engine.api", "--config", str(files.api_config)],
+        controller=[python, "-m", "appliance.controller", str(files.controller_config)],
+        engine=[python, "-m", "engine.core", "--config", str(files.engine_config)],
+        fetch=[python, "-m", *fetch],
+    )
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that its owner alone may read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def render(template: str, files: RunFiles, programs: Programs, key: str, *, root: bool | None = None) -> str:
+    """The configuration file. `key` is what clients of supervisord's socket must send.
+
+    Raises:
+        ConfigurationError: a command holds characters that supervisord's file cannot carry.
+    """
+    root = os.geteuid() == 0 if root is None else root
+    return Template(template).substitute(
+        run=_value(str(files.folder)),
+        supervisor_socket=_value(str(files.supervisor_socket)),
+        password=_value(key),
+        # Without this line supervisord prints a critical warning as root, and with it it fails as anyone else.
+        user="user=root" if root else "",
+        controller=_command(programs.controller),
+        api=_command(programs.api),
+        engine=_command(programs.engine),
+        fetch=_command(programs.fetch),
+        api_stop_seconds=int(DRAIN_SECONDS) + 5,
+        engine_stop_seconds=int(DRAIN_SECONDS) + 10,
+    )
+
+
+def _command(words: Sequence[str]) -> str:
+    return _value(shlex.join(words))
+
+
+def _value(text: str) -> str:
+    # The file has comments inside lines and no way to quote them, and expands %(name)s.
+    if "\n" in text or " ;" in text or " #" in text:
+        raise ConfigurationError(f"supervisord cannot carry {text!r}; use paths without line breaks, ' ;' and ' #'")
+    return text.replace("%", "%%")
