@@ -371,7 +371,8 @@ def _fetch(state: BootState, event: FetchStarted | FetchProgress | FetchExited, 
 
 
 def _size(state: BootState, event: Waiting | Probed | Planned | Refused, now: float, policy: Policy) -> Step:
-    if state.phase not in ("probe", "plan") or state.due is not None:
+    # `fetch` too: what can be known to fail is known before gigabytes are fetched.
+    if state.phase not in ("fetch", "probe", "plan") or state.due is not None:
         return state, ()
     if isinstance(event, Refused):
         return _fail(state, event.code, "", event.reason, now)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from appliance.profiles import apply, load_profile
 from downloader.catalog import DEFAULT_CATALOG, find, read_catalog
 from downloader.errors import CatalogError
 from engine.exits import ConfigurationError
 from engine.options import Options, Resolved, resolve, rows_of
 
 SETTINGS_FILE = "settings.toml"
-PROFILES = ("tuned",)
 DRAIN_SECONDS = 8.0  # for running requests to end when the box is stopped
 
 
@@ -86,12 +86,13 @@ def from_resolved(resolved: Resolved) -> Settings:
     Raises:
         ConfigurationError: the model or profile is unknown, or the artifact named by a path is not there.
     """
+    chosen = resolved.options
+    profile = load_profile(
+        chosen.model, chosen.profile, explicit=resolved.explicit("profile"), path=etc_file("profiles.toml")
+    )
+    resolved = apply(resolved, profile)
     options = resolved.options
     home = options.home.absolute()
-    if options.profile not in PROFILES:
-        raise ConfigurationError(
-            f"--profile {options.profile}: unknown profile; this version has {', '.join(PROFILES)}"
-        )
     models = (options.model_dir or home / "models").absolute()
     catalog = (options.catalog or default_catalog()).absolute()
     artifact, name, fetch = _artifact(options.model, models, catalog)

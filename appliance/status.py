@@ -7,8 +7,8 @@ import msgspec
 
 from appliance.owner import running_owner
 from appliance.rpc import Supervisor, SupervisorGoneError
+from appliance.run_folder import RunFiles
 from appliance.settings import Settings
-from appliance.supervisor import RunFiles
 from engine.state_file import State, read_state
 
 
@@ -28,7 +28,7 @@ def look(settings: Settings) -> Status:
     programs: dict[str, str] = {}
     if owner is not None:
         try:
-            supervisor = Supervisor(RunFiles(Path(owner.run)).supervisor_socket)
+            supervisor = Supervisor(RunFiles(Path(owner.run)))
             programs = {name: f"{info.state} {info.description}" for name, info in supervisor.programs().items()}
         except SupervisorGoneError:
             pass  # it starts or it stops

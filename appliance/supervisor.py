@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from appliance.rpc import key_file
+from appliance.run_folder import RunFiles
 from appliance.settings import DRAIN_SECONDS, Settings
 from engine.exits import ConfigurationError
 
@@ -21,45 +21,6 @@ class Programs:
     controller: Sequence[str]
     engine: Sequence[str]
     fetch: Sequence[str]
-
-
-@dataclass(frozen=True)
-class RunFiles:
-    """Names in the run folder."""
-
-    folder: Path
-
-    @property
-    def supervisor_socket(self) -> Path:
-        return self.folder / "supervisor.sock"
-
-    @property
-    def engine_socket(self) -> Path:
-        return self.folder / "engine.sock"
-
-    @property
-    def supervisor_key(self) -> Path:
-        return key_file(self.supervisor_socket)
-
-    @property
-    def supervisor_config(self) -> Path:
-        return self.folder / "supervisord.conf"
-
-    @property
-    def api_config(self) -> Path:
-        return self.folder / "api.json"
-
-    @property
-    def engine_config(self) -> Path:
-        return self.folder / "engine.json"
-
-    @property
-    def controller_config(self) -> Path:
-        return self.folder / "controller.json"
-
-    @property
-    def api_keys(self) -> Path:
-        return self.folder / "api-keys"
 
 
 def default_programs(settings: Settings, files: RunFiles) -> Programs:

@@ -29,10 +29,9 @@ from appliance.console import Display, PlainDisplay, TerminalDisplay, describe_s
 from appliance.controller_config import ControllerConfig
 from appliance.notify import notify
 from appliance.owner import Lock
-from appliance.rpc import Supervisor, SupervisorGoneError, wake
-from appliance.run_folder import run_folder
+from appliance.run_folder import RunFiles, run_folder
 from appliance.settings import DRAIN_SECONDS, Settings, etc_file, settings_lines, values_as_text
-from appliance.supervisor import Programs, RunFiles, default_programs, render, write_private
+from appliance.supervisor import Programs, default_programs, render, write_private
 from engine.exits import ConfigurationError, ExitCode
 from engine.log import configure, get_logger
 from engine.options import Options, rows_of
@@ -145,6 +144,13 @@ def check_port(host: str, port: int) -> None:
                     f"port {port} is taken by {owner}; stop it or choose another with --port"
                 ) from error
             raise ConfigurationError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+
+
+def wake(path: Path) -> None:
+    """Make the supervisord at this socket look around now: it sleeps up to a second between steps of its stop."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
+        knock.settimeout(0.2)
+        knock.connect(str(path))
 
 
 def api_answers(settings: Settings) -> bool:
@@ -306,8 +312,10 @@ class Box:
 
     def _look_for_controller(self) -> None:
         """supervisord lives on when the controller is FATAL; nobody else would notice."""
+        from appliance.rpc import Supervisor, SupervisorGoneError  # noqa: PLC0415  (not before the api starts)
+
         with contextlib.suppress(SupervisorGoneError):
-            if Supervisor(self._files.supervisor_socket).program("controller").state == "FATAL":
+            if Supervisor(self._files).program("controller").state == "FATAL":
                 self._fault = "the controller does not start"
                 self._stop(self._fault)
 
