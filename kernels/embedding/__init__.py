@@ -1,0 +1,5 @@
+"""Token embedding rows."""
+
+from kernels.embedding.reference import embedding
+
+__all__ = ["embedding"]
