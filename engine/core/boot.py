@@ -65,6 +65,7 @@ def run(config: EngineConfig, open_source: OpenSource = open_artifact) -> ExitCo
             server.broadcast(Boot(phase="failed", detail=_detail(error)))
             raise
         finally:
+            _ignore_signals()  # the status is settled
             server.close(FLUSH_SECONDS)
     except NInferError as error:
         log.error("engine_stopped", reason=str(error), status=int(error.exit_code))
@@ -96,7 +97,8 @@ class _Boot:
             runtime,
             Scheduler(PagePool(sizes.pages), StatePool(sizes.lanes), max_pending=self.config.max_pending),
             send=self.server.send,
-            announce=self.server.broadcast,
+            announce=self._draining,
+            disconnect=self.server.disconnect,
             prefill_chunk=self.config.prefill_chunk,
             drain_seconds=self.config.drain_seconds,
         )
@@ -171,10 +173,13 @@ class _Boot:
         Raises:
             LoopError: the generation did not end as it should.
         """
-        context, chunk = sizes.max_context, min(sizes.prefill_chunk, sizes.max_context)
+        context = sizes.max_context
+        chunk = min(sizes.prefill_chunk, context - 1)
         pages = list(range(pages_for(context)))
         try:
-            prefill(loop.runtime, Span(0, context - chunk, pages, [0] * chunk), None)
+            loop.runtime.start_lane(0, [])
+            if chunk:
+                prefill(loop.runtime, Span(0, context - 1 - chunk, pages, [0] * chunk), None)
             last = Span(0, context - 1, pages, [0])
             results = decode(loop.runtime, [(last, Draw(0, context, PURPOSE_DECODE, Sampling()))])
         except (MemoryError, RuntimeError) as error:
@@ -226,6 +231,10 @@ class _Boot:
         self._announce("ready")
         log.info("ready", lanes=config.lanes, max_context=config.max_context, kv_capacity=config.kv_capacity)
 
+    def _draining(self, boot: Boot) -> None:
+        self.server.refuse_connections()
+        self.server.broadcast(boot)
+
     def _announce(self, phase: Phase, detail: str = "", done: int = 0, total: int = 0, unit: str = "") -> None:
         """Tell every connection; progress within a phase at most ten times a second."""
         now = time.monotonic()
@@ -257,6 +266,11 @@ def _end_on_signal() -> None:
     assert threading.current_thread() is threading.main_thread()
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
+
+
+def _ignore_signals() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _drain_on_signal(loop: Loop) -> None:

@@ -42,6 +42,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 assert set(LEVELS) == set(EngineConfig.__annotations__["log_level"].__args__)
 
 
+def encode_config(config: EngineConfig) -> bytes:
+    """The JSON text that `read_config` reads, for whoever starts an engine."""
+    return msgspec.json.format(msgspec.json.encode(config, enc_hook=str), indent=2)
+
+
 def read_config(path: Path) -> EngineConfig:
     """The configuration in a JSON file, with every rule checked that needs no device and no artifact.
 
@@ -49,11 +54,17 @@ def read_config(path: Path) -> EngineConfig:
         ConfigurationError: naming the setting, its value and what would work.
     """
     try:
-        config = msgspec.json.decode(path.read_bytes(), type=EngineConfig)
+        config = msgspec.json.decode(path.read_bytes(), type=EngineConfig, dec_hook=_decode_path)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"engine configuration {path}: {error}") from error
     check_config(config)
     return config
+
+
+def _decode_path(wanted: type, value: object) -> Path:
+    if wanted is not Path or not isinstance(value, str) or not value:
+        raise TypeError(f"expected a path, got {value!r}")
+    return Path(value)
 
 
 def check_config(config: EngineConfig) -> None:

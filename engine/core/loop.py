@@ -45,7 +45,7 @@ FAILURE_SECONDS = 30.0
 STEP_FAILED = "the engine failed while computing this answer"
 STOPPED = "the engine was stopped before this answer ended"
 
-RejectCode = Literal["overloaded", "queue_timeout", "unavailable", "invalid"]
+RejectCode = Literal["overloaded", "queue_timeout", "unavailable"]
 
 log = get_logger(__name__)
 
@@ -118,15 +118,17 @@ class _Failures:
 
 @dataclass
 class Loop:
-    """Runs requests. `send(connection, message)` and `announce(message)` may be called at any time and must not block.
+    """Runs requests.
 
-    `clock` is monotonic, in seconds.
+    `send(connection, message)`, `announce(message)` (the one that says it is draining) and `disconnect(connection)` may be called at any time and must not
+    block. `clock` is monotonic, in seconds.
     """
 
     runtime: Runtime
     scheduler: Scheduler
     send: Callable[[int, EngineMessage], None]
     announce: Callable[[Boot], None]
+    disconnect: Callable[[int], None]
     prefill_chunk: int
     drain_seconds: float
     clock: Callable[[], float] = time.monotonic
@@ -213,7 +215,9 @@ class Loop:
         if self._stop_by is not None:
             self._reject(request, "unavailable", "the engine is stopping; try again soon")
         elif self.scheduler.find(request.key) is not None:
-            self._reject(request, "invalid", f"id {request.id} is in use on this connection; use another")
+            # Any answer under this id would be taken for the first request's: the client has lost count.
+            log.warning("id_in_use", connection=request.connection, id=request.id)
+            self.disconnect(request.connection)
         elif not self.scheduler.submit(request, self.clock()):
             lanes, pending = len(self.scheduler.lanes), len(self.scheduler.waiting)
             self._reject(request, "overloaded", f"{lanes} requests run and {pending} wait; try again later")

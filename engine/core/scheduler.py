@@ -3,7 +3,7 @@
 The rules, and why nothing can deadlock or fail for want of memory:
 
 * Requests are admitted first in, first out. One is admitted when a state slot is free and the pool can promise its
-  prompt and the first `OUTPUT_RESERVE` tokens of its answer. A large output limit reserves nothing.
+  prompt and the first `output_reserve` tokens of its answer. A large output limit reserves nothing.
 * A lane that outgrows its reservation takes free pages. When there is none, the *youngest* lane is paused: its pages
   and slot are freed, its tokens kept. Later its tokens are prefilled again, and it goes on; nothing is sampled twice.
 * Paused requests come back in their original order, before any fresh request.
@@ -25,9 +25,12 @@ OUTPUT_RESERVE = 256
 class Scheduler:
     """Lanes in ticket order, the queue, and the paused."""
 
-    def __init__(self, pages: PagePool, states: StatePool, *, max_pending: int) -> None:
+    def __init__(
+        self, pages: PagePool, states: StatePool, *, max_pending: int, output_reserve: int = OUTPUT_RESERVE
+    ) -> None:
         self.pages, self.states = pages, states
         self.max_pending = max_pending
+        self.output_reserve = output_reserve
         self.lanes: list[Lane] = []
         self.waiting: deque[Request] = deque()
         self.paused: list[Request] = []
@@ -125,7 +128,7 @@ class Scheduler:
             self.states.check_empty()
 
     def _need(self, request: Request) -> int:
-        return pages_for(min(request.target + OUTPUT_RESERVE, request.most_columns))
+        return pages_for(min(request.target + self.output_reserve, request.most_columns))
 
     def _take_lane(self, request: Request) -> Lane | None:
         if not self.states.free:

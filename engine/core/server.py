@@ -66,7 +66,7 @@ class _Connection:
     receiver: FrameReceiver = field(default_factory=FrameReceiver)
     unsent: deque[memoryview] = field(default_factory=deque)
     unsent_bytes: int = 0
-    overrun: bool = False
+    condemned: str = ""  # why it is to be closed
     blocked: bool = False
 
 
@@ -83,12 +83,14 @@ class Server:
         on_message: Callable[[int, ClientMessage], None],
         on_closed: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
+        max_unread: int = MAX_UNREAD_BYTES,
     ) -> None:
         self._listener: socket.socket | None = listener
         self._path = Path(listener.getsockname())
         self._on_message, self._on_closed, self._on_failure = on_message, on_closed, on_failure
         self._connections: dict[int, _Connection] = {}
         self._greeting: dict[type[EngineMessage], bytes] = {}
+        self._max_unread = max_unread
         self._numbers = 0
         self._lock = threading.Lock()
         self._awake = False
@@ -123,6 +125,13 @@ class Server:
                 self._queue(connection, frame)
         self._wake()
 
+    def disconnect(self, connection: int) -> None:
+        """Close a connection that has broken the protocol."""
+        with self._lock:
+            if (found := self._connections.get(connection)) is not None:
+                found.condemned = "it broke the protocol"
+        self._wake()
+
     def refuse_connections(self) -> None:
         """Accept no more, and remove the socket file, so that a successor can have the path."""
         with self._lock:
@@ -134,15 +143,17 @@ class Server:
         with self._lock:
             self._stop_by = time.monotonic() + flush_seconds
         self._wake()
-        if self._thread.ident is not None:
+        if self._thread.ident is None:
+            self._close_all()
+        else:
             self._thread.join(flush_seconds + 1)
 
     def _queue(self, connection: _Connection, frame: bytes) -> None:
-        if connection.overrun:
+        if connection.condemned:
             return
         connection.unsent_bytes += len(frame)
-        if connection.unsent_bytes > MAX_UNREAD_BYTES:
-            connection.overrun = True
+        if connection.unsent_bytes > self._max_unread:
+            connection.condemned = "it does not read"
         else:
             connection.unsent.append(memoryview(frame))
 
@@ -165,14 +176,18 @@ class Server:
                     else:
                         self._serve(key.data, events)
         except BaseException as error:
+            log.error("socket_thread_failed", exc_info=error)
             self._on_failure(error)
         finally:
-            for connection in list(self._connections.values()):
-                self._drop(connection)
-            self._close_listener()
-            self._selector.close()
-            self._wake_in.close()
-            self._wake_out.close()
+            self._close_all()
+
+    def _close_all(self) -> None:
+        for connection in list(self._connections.values()):
+            self._drop(connection)
+        self._close_listener()
+        self._selector.close()
+        self._wake_in.close()
+        self._wake_out.close()
 
     def _patience(self) -> float | None:
         """How long the next wait may be; 0 when it is time to end."""
@@ -186,7 +201,7 @@ class Server:
     def _woken(self) -> None:
         with self._lock:
             self._awake = False
-            waiting = [each for each in self._connections.values() if each.unsent or each.overrun]
+            waiting = [each for each in self._connections.values() if each.unsent or each.condemned]
             refuse = self._refuse
         with contextlib.suppress(BlockingIOError):
             self._wake_in.recv(64)
@@ -248,8 +263,8 @@ class Server:
     def _write(self, connection: _Connection) -> None:
         if connection.number not in self._connections:
             return
-        if connection.overrun:
-            log.warning("connection_dropped", connection=connection.number, reason="it does not read")
+        if connection.condemned:
+            log.warning("connection_dropped", connection=connection.number, reason=connection.condemned)
             self._drop(connection)
             return
         try:

@@ -20,7 +20,8 @@ def causal_convolution(
 
     columns [T, C]; past [K - 1, C] the projected columns before them, oldest first, zero at the start; weight [K, C],
     the tap on the current column last. Returns the activated columns [T, C] in the dtype of `columns`, and the next
-    past [K - 1, C]. Every output is summed in one order whatever T is, so a split of the tokens changes no bit.
+    past [K - 1, C]. Every output is summed in one order whatever T is, so that a split of the tokens changes nothing
+    but the last bit of SiLU, which torch may compute differently at the end of a vector.
     """
     count, taps = columns.shape[0], weight.shape[0]
     window = torch.cat((past, columns))

@@ -16,7 +16,7 @@ FAMILIES = ("dense", "moe")
 VOCABULARY, TOKEN_COUNT = 500, 487
 LAYERS = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
 
-# Head dims are the real ones; head ratios too: 27B has 6 query heads a key head and 3 value heads a key head, 35B 8 and 2.
+# Head dims are the real ones. So are the numbers of value heads a key head: 3 (27B) and 2 (35B).
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "num_hidden_layers": len(LAYERS),
@@ -207,11 +207,11 @@ class StateDictionarySource:
             return state[f"{prefix}linear_attn.conv1d.weight"].transpose(2, 0, 1)[:, :, 0]
         if kind == "gdn":
             key = config.linear_key_size
-            rows = {"query": slice(0, key), "key": slice(key, 2 * key), "value": slice(2 * key, None)}[part]
-            return state[f"{prefix}linear_attn.in_proj_qkv.weight"][rows]
+            blocks = np.split(state[f"{prefix}linear_attn.in_proj_qkv.weight"], [key, 2 * key])
+            return blocks[("query", "key", "value").index(part)]
         expert = int(kind.rsplit("/", 1)[1])
         if part == "down":
-            return state[f"{prefix}mlp.experts.down_proj"][expert]
+            return np.asarray(state[f"{prefix}mlp.experts.down_proj"][expert])
         return np.split(state[f"{prefix}mlp.experts.gate_up_proj"][expert], 2)[("gate", "up").index(part)]
 
 
