@@ -5,7 +5,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -13,12 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from appliance.machine import Machine, read_machine
+from appliance.settings import load_settings
 from appliance.sizing import make_plan, probe_machine
-from downloader.catalog import DEFAULT_CATALOG, find, read_catalog
-from downloader.errors import CatalogError
-from engine.exits import ConfigurationError, ExitCode, NInferError
+from engine.exits import ExitCode, NInferError
 from engine.log import configure
-from engine.options import Resolved, parser, refuse_unknown, resolve
+from engine.options import parser, refuse_unknown
 from engine.plan import MIB, RECORDS, NoPlanError, Plan, Rejected, explain, unsupported
 
 PROGRAM = "ninfer-appliance plan"
@@ -33,39 +31,35 @@ _COLUMNS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedBox:
-    """Settings of a box that is only planned: nothing is made or fetched."""
-
-    resolved: Resolved
-    model: str
-    artifact: Path
-    catalog: Path
-    models: Path
-
-
 def main(
     arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ, out: TextIO = sys.stdout
 ) -> int:
-    """Run the command; returns the exit status."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Run the command as a program; returns the exit status."""
     try:
-        return _run(arguments, environ, out)
+        return run(sys.argv[1:] if arguments is None else arguments, environ, out)
     except NInferError as error:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
         return error.exit_code
 
 
-def _run(arguments: Sequence[str], environ: Mapping[str, str], out: TextIO) -> int:
+def run(arguments: Sequence[str], environ: Mapping[str, str] = os.environ, out: TextIO = sys.stdout) -> int:
+    """Print the plan for `arguments`; returns the exit status.
+
+    Raises:
+        NInferError: a setting or description is wrong, no device may run the model, or nothing fits. The rungs that
+            were tried are printed before that.
+    """
     refuse_unknown(arguments)
     options, flags = _parse(arguments)
-    box = planned_box(resolve(flags, environ), options.name)
+    if options.name is not None:
+        flags["model"] = options.name
+    box = load_settings(flags, environ)
     level = box.resolved.options.log_level
     configure("plan", "warning" if level == "info" else level, json=box.resolved.options.log_json)
     machine = probe_machine(box, _to_stderr) if options.machine is None else read_machine(options.machine)
     constants = None if options.constants is None else RECORDS[options.constants]
     try:
-        plan = make_plan(box, machine, constants=constants)
+        plan = make_plan(box, machine, constants=constants, supported=None)
     except NoPlanError as error:
         if options.json:
             failed = {
@@ -84,29 +78,6 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], out: TextIO) -> i
     else:
         print_plan(plan, machine, out)
     return ExitCode.CLEAN
-
-
-def planned_box(resolved: Resolved, name: str | None) -> PlannedBox:
-    """The box that `resolved` describes; `name` replaces its model.
-
-    Raises:
-        ConfigurationError: the model is unknown.
-    """
-    options = resolved.options
-    model = name or options.model
-    models = options.model_dir or options.home / "models"
-    catalog = options.catalog or DEFAULT_CATALOG
-    if "/" in model or model.endswith(".ninfer"):
-        artifact = Path(model).expanduser()
-        if not artifact.is_file():
-            raise ConfigurationError(f"{model}: no such file; a catalog name or the path of an artifact works")
-    else:
-        try:
-            pin = find(read_catalog(catalog), model)
-        except CatalogError as error:
-            raise ConfigurationError(str(error)) from error
-        artifact = pin.path or models / pin.file
-    return PlannedBox(resolved=resolved, model=model, artifact=artifact, catalog=catalog, models=models)
 
 
 def print_plan(plan: Plan, machine: Machine, out: TextIO) -> None:

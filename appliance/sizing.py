@@ -12,11 +12,25 @@ from appliance.machine import Card, Machine
 from appliance.model_facts import ModelFacts, facts
 from appliance.nvml import NvidiaMl
 from appliance.probe import LinuxHost, Senses, SystemClock, probe
-from appliance.profiles import DEFAULT_PROFILES, apply, load_profile
+from appliance.profiles import apply, load_profile
 from engine.exits import ConfigurationError, NoDeviceError
 from engine.log import get_logger
 from engine.options import Resolved
-from engine.plan import GIB, MIB, TORCH, TORCH_CPU, Constants, Plan, Request, Settings, make, required
+from engine.plan import (
+    GIB,
+    MIB,
+    SUPPORTED,
+    TORCH,
+    TORCH_CPU,
+    Constants,
+    Plan,
+    Request,
+    Settings,
+    explain,
+    make,
+    required,
+    unsupported,
+)
 from engine.plan.ladder import FLAGS
 
 log = get_logger(__name__)
@@ -79,18 +93,24 @@ def probe_machine(box: Box, report: Callable[[str], None], gone: Collection[int]
 
 
 def make_plan(
-    box: Box, machine: Machine, *, constants: Constants | None = None, profiles: Path = DEFAULT_PROFILES
+    box: Box,
+    machine: Machine,
+    *,
+    constants: Constants | None = None,
+    supported: frozenset[str] | None = SUPPORTED,
 ) -> Plan:
     """The plan for this box on `machine`. The profile is applied here; applying it before changes nothing.
 
+    `supported` are the features of the engine that is to run it; None plans for any.
+
     Raises:
-        ConfigurationError: settings contradict each other, or the model lacks what they select.
+        ConfigurationError: settings contradict each other, the model lacks what they select, or the engine does.
         NoDeviceError: no device may run this model.
         NoPlanError: nothing that may be changed makes it fit.
     """
     model = facts(box.model, box.artifact, box.catalog)
     chosen = box.resolved.options.profile
-    profile = load_profile(box.model, chosen, explicit=box.resolved.explicit("profile"), path=profiles)
+    profile = load_profile(box.model, chosen, explicit=box.resolved.explicit("profile"))
     resolved = apply(box.resolved, profile)
     options, extras = resolved.options, profile.extras
     device = choose_device(machine, options.device, model)
@@ -131,6 +151,9 @@ def make_plan(
         notes=(*notes, f"sizes from {model.origin}"),
     )
     plan = make(request, constants or (TORCH if on_card else TORCH_CPU))
+    missing = () if supported is None else unsupported(plan, supported)
+    if missing:
+        raise ConfigurationError(f"{box.model} with profile {chosen}: {explain(missing)}")
     for row in plan.rejected:
         log.info("rung_rejected", max_context=row.max_context, lanes=row.lanes, short_mib=-(-row.short // MIB))
     log.info(

@@ -1,7 +1,7 @@
 """The fit arithmetic and the ladder: pure functions, no torch, no input or output."""
 
 from engine.plan.constants import GIB, MIB, RECORDS, REFERENCE, TORCH, TORCH_CPU, Constants
-from engine.plan.features import explain, required, unsupported
+from engine.plan.features import SUPPORTED, explain, required, unsupported
 from engine.plan.formats import FORMATS, kv_format
 from engine.plan.geometry import PAGE_TOKENS, Geometry, key_value_bytes, pages_of, state_image_bytes
 from engine.plan.ladder import RUNGS, NoPlanError, Plan, Reduced, Rejected, Request, make, nearest
@@ -18,6 +18,7 @@ __all__ = [
     "RECORDS",
     "REFERENCE",
     "RUNGS",
+    "SUPPORTED",
     "TORCH",
     "TORCH_CPU",
     "Constants",

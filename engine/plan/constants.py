@@ -131,8 +131,9 @@ def _eager_workspace(geometry: Geometry, settings: Settings, max_context: int) -
     """One prefill chunk of the plain torch operations in single precision, the widest of the three kinds of layer.
 
     Attention reads its history as single precision copies of keys and values, under a mask of (query rows of one KV
-    head) x context, one byte each and as much again and a half on the way. DeltaNet holds the copies of the chunked form and its triangular systems of 64 columns. The
-    feed-forward layer holds gate, up and their product, and for experts the grouped columns, twice widened.
+    head) x context, one byte each and as much again and a half on the way. DeltaNet holds the copies of the chunked
+    form and its triangular systems of 64 columns. The feed-forward layer holds gate, up and their product, and for
+    experts the grouped columns, twice widened. An eighth is added for what the allocator does not give back.
     """
     chunk, context = min(settings.prefill_chunk, max_context), max_context
     heads, head_dim = geometry.query_heads, geometry.head_dim
@@ -142,7 +143,7 @@ def _eager_workspace(geometry: Geometry, settings: Settings, max_context: int) -
     wide = 7 * geometry.linear_key_dim + 6 * geometry.linear_value_dim + 4 * 64
     linear = chunk * 4 * (geometry.linear_value_heads * wide + 3 * geometry.conv_channels)
     dense = chunk * 4 * (3 * geometry.feed_forward_size + 5 * geometry.experts_per_token * geometry.hidden_size)
-    return 4 * chunk * geometry.hidden_size * 4 + max(attention, linear, dense)
+    return (4 * chunk * geometry.hidden_size * 4 + max(attention, linear, dense)) * 9 // 8
 
 
 def _torch_graphs(settings: Settings, max_context: int, lanes: int) -> int:

@@ -23,6 +23,11 @@ def described(folder: Path, found: Machine) -> str:
     return str(path)
 
 
+def home(folder: Path) -> dict[str, str]:
+    """The environment of a box that keeps everything in `folder`."""
+    return {"NINFER_HOME": str(folder)}
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "error", "-m", "appliance.plan_command", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRON, timeout=60)
@@ -92,14 +97,14 @@ def test_bad_input(
 ) -> None:
     if "--machine" not in arguments:
         arguments = [*arguments, "--machine", described(tmp_path, machine(card_3090()))]
-    assert main(arguments, {}, io.StringIO()) == status
+    assert main(arguments, home(tmp_path), io.StringIO()) == status
     assert words in capsys.readouterr().err
 
 
 def test_json_of_a_refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = io.StringIO()
     busy = described(tmp_path, machine(card_3090(3.0)))
-    assert main(["qwen38-27b", "--machine", busy, "--max-context", "262144", "--json"], {}, out) == 6
+    assert main(["qwen38-27b", "--machine", busy, "--max-context", "262144", "--json"], home(tmp_path), out) == 6
     record = json.loads(out.getvalue())
     assert record["nearest"]["max_context"] < 262_144
     assert record["rejected"][0]["short"] > 0
@@ -111,7 +116,7 @@ def test_reference_constants_can_be_asked_for(tmp_path: Path) -> None:
     out = io.StringIO()
     card = described(tmp_path, machine(card_3090()))
     arguments = ["qwen38-27b", "--machine", card, "--profile", "tuned-none", "--constants", "reference", "--json"]
-    assert main(arguments, {}, out) == 0
+    assert main(arguments, home(tmp_path), out) == 0
     record = json.loads(out.getvalue())
     assert record["constants"]["name"] == "reference"
     assert record["ledger"]["graphs"] == record["lanes"] * 12 << 20
@@ -123,7 +128,7 @@ def test_a_terminal_gets_tables(tmp_path: Path) -> None:
             return True
 
     out = Terminal()
-    assert main(["qwen38-27b", "--machine", described(tmp_path, machine(card_3090(1.3)))], {}, out) == 0
+    assert main(["qwen38-27b", "--machine", described(tmp_path, machine(card_3090(1.3)))], home(tmp_path), out) == 0
     assert "┃" in out.getvalue()
     assert "196608" in out.getvalue()
 
@@ -131,9 +136,15 @@ def test_a_terminal_gets_tables(tmp_path: Path) -> None:
 def test_the_box_is_planned_from_the_environment(tmp_path: Path) -> None:
     out = io.StringIO()
     roomy = described(tmp_path, machine(card_3090()))
-    environ = {"NINFER_MODEL": "qwen36-27b", "NINFER_CONTEXT": "8192", "NINFER_KV_CAPACITY": "auto"}
+    environ = home(tmp_path) | {"NINFER_MODEL": "qwen36-27b", "NINFER_CONTEXT": "8192", "NINFER_KV_CAPACITY": "auto"}
     assert main(["--machine", roomy, "--json"], environ, out) == 0
     record = json.loads(out.getvalue())
     assert (record["model"], record["max_context"]) == ("qwen36-27b", 8192)
     assert record["kv_capacity"] == 2 * 8192
     assert record["left_bytes"] >= record["headroom_bytes"] == GIB
+
+
+def test_the_settings_file_counts(tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text('max-context = 262144\nmodel = "qwen38-27b"\n')
+    out = io.StringIO()
+    assert main(["--machine", described(tmp_path, machine(card_3090(3.0)))], home(tmp_path), out) == 6

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, strategies
 from hypothesis import settings as hypothesis_settings
 
+from appliance import sizing
+from appliance.machine import Machine
 from appliance.model_facts import ModelFacts, facts, facts_of_catalog
-from appliance.plan_command import planned_box
 from appliance.profiles import DEFAULT_PROFILES, apply, load_profile
-from appliance.sizing import choose_device, make_plan
+from appliance.settings import from_resolved
+from appliance.sizing import choose_device
 from downloader.catalog import DEFAULT_CATALOG
 from engine.exits import ConfigurationError, NoDeviceError
 from engine.options import resolve
@@ -23,9 +25,15 @@ from tests.plan.models import DENSE_27B, MOE_35B, WEIGHTS_27B, WEIGHTS_35B, gib
 MODELS = ("qwen38-27b", "qwen36-27b", "qwen36-35b-a3b")
 
 
+def make_plan(model: str, found: Machine, environ: dict[str, str] | None = None, **flags: str) -> Plan:
+    """The plan for any engine."""
+    resolved = resolve({**flags, "model": model}, environ or {})
+    return sizing.make_plan(from_resolved(resolved), found, supported=None)
+
+
 def plan_of(model: str, taken_gib: float = 0.0, **flags: str) -> Plan:
     """The plan on a 3090 of which others hold `taken_gib`."""
-    return make_plan(planned_box(resolve(flags, {}), model), machine(card_3090(taken_gib)))
+    return make_plan(model, machine(card_3090(taken_gib)), {}, **flags)
 
 
 def model_facts(*, small: bool) -> ModelFacts:
@@ -105,9 +113,8 @@ def test_explicit_sizes_are_refused_loudly() -> None:
     near = caught.value.nearest
     assert near is not None
     assert plan_of("qwen38-27b", 3.0, max_context=str(near.max_context)).max_context == near.max_context
-    from_environment = resolve({}, {"NINFER_CONTEXT": "262144"})
     with pytest.raises(NoPlanError):
-        make_plan(planned_box(from_environment, "qwen38-27b"), machine(card_3090(3.0)))
+        make_plan("qwen38-27b", machine(card_3090(3.0)), {"NINFER_CONTEXT": "262144"})
 
 
 def test_what_a_tuned_plan_still_lacks_is_listed() -> None:
@@ -122,9 +129,17 @@ def test_what_a_tuned_plan_still_lacks_is_listed() -> None:
     assert experts.ledger["weights"] == 21_038_469_632 + 897_934_336 - 360_710_144 + 143_130_624
 
 
+def test_a_start_is_refused_while_the_engine_lacks_what_the_plan_needs(tmp_path: Path) -> None:
+    box = from_resolved(resolve({"model": "qwen38-27b"}, {}))
+    with pytest.raises(ConfigurationError, match=r"profile tuned: .* lacks kv:rk4v4, .*what works: --kv-dtype bf16"):
+        sizing.make_plan(box, machine(card_3090()))
+    tiny = from_resolved(resolve({"model": str(write_tiny(tmp_path / "tiny.ninfer"))}, {}))
+    assert sizing.make_plan(tiny, machine()).device == "cpu"
+
+
 def test_the_card_with_most_free_memory_is_chosen_and_named() -> None:
     busy, idle = card_3090(6.0), card_3090(0.0, index=1)
-    plan = make_plan(planned_box(resolve({}, {}), "qwen38-27b"), machine(busy, idle))
+    plan = make_plan("qwen38-27b", machine(busy, idle))
     assert plan.device == "cuda:1"
     assert any("chose NVIDIA GeForce RTX 3090 (cuda:1" in note and "cuda:0" in note for note in plan.notes)
     device = choose_device(machine(busy, idle), "0", model_facts(small=False))
@@ -176,8 +191,7 @@ def test_a_small_artifact_is_planned_from_its_directory(tmp_path: Path) -> None:
     assert (known.weights.text, known.weights.mtp, known.weights.draft_head) == (512 * 128, 64 * 128, 128 * 128)
     assert (known.parameters, known.packed, known.weights.dflash2) == (512 * 64, False, None)
     assert (known.geometry.attention_layers, known.geometry.linear_layers) == (1, 3)
-    box = planned_box(resolve({"max_concurrency": "2"}, {}), str(path))
-    plan = make_plan(box, machine())
+    plan = make_plan(str(path), machine(), max_concurrency="2")
     assert (plan.device, plan.lanes, plan.max_context, plan.kv_capacity) == ("cpu", 2, 4096, 4096)
     assert plan.ledger["weights"] == 512 * 64 * 4
     # One attention layer, two KV heads of 32, bf16 keys and values.
@@ -185,9 +199,9 @@ def test_a_small_artifact_is_planned_from_its_directory(tmp_path: Path) -> None:
     assert plan.ledger["state images"] == 2 * 3 * (4 * 16 * 16 * 4 + 3 * (2 * 2 * 16 + 4 * 16) * 4)
     assert plan.free_bytes == 59 * GIB
     assert unsupported(plan) == ()
-    assert make_plan(box, machine(card_3090())).device == "cuda:0"
+    assert make_plan(str(path), machine(card_3090())).device == "cuda:0"
     with pytest.raises(ConfigurationError, match="knows 4096 positions"):
-        make_plan(planned_box(resolve({"max_context": "4097"}, {}), str(path)), machine())
+        make_plan(str(path), machine(), max_context="4097")
 
 
 def test_a_large_artifact_on_disk_is_planned_from_itself(tmp_path: Path) -> None:
@@ -195,8 +209,7 @@ def test_a_large_artifact_on_disk_is_planned_from_itself(tmp_path: Path) -> None
     models = tmp_path / "models"
     models.mkdir()
     write_tiny(models / "qwen3_8_27b.ninfer")
-    flags = {"model_dir": str(models), "profile": "tuned-none"}
-    plan = make_plan(planned_box(resolve(flags, {}), "qwen38-27b"), machine(card_3090()))
+    plan = make_plan("qwen38-27b", machine(card_3090()), model_dir=str(models), profile="tuned-none")
     assert plan.max_context == 4096
     assert any("sizes from artifact" in note for note in plan.notes)
 
@@ -205,7 +218,7 @@ def test_a_full_disk_is_said() -> None:
     import msgspec
 
     full = msgspec.structs.replace(machine(card_3090()), disk_free_bytes=GIB)
-    plan = make_plan(planned_box(resolve({}, {}), "qwen38-27b"), full)
+    plan = make_plan("qwen38-27b", full)
     assert any("1024 MiB free; the artifact needs 18103 MiB" in note for note in plan.notes)
 
 

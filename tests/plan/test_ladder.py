@@ -16,6 +16,7 @@ from engine.plan import (
     RUNGS,
     TORCH,
     TORCH_CPU,
+    Geometry,
     NoPlanError,
     Plan,
     Request,
@@ -373,3 +374,31 @@ def test_speculation_is_charged_whole() -> None:
             assert long["MTP KV pages"] > short["MTP KV pages"]
         else:
             assert "drafter features" in long
+
+
+@pytest.mark.parametrize(
+    ("hidden", "chunk", "context", "peak_mib"),
+    [(256, 1024, 8192, 75.3), (512, 1024, 1024, 64.8), (512, 1024, 8192, 120.2), (512, 512, 32_768, 396.4)],
+)
+def test_host_workspace_covers_measured_peaks(hidden: int, chunk: int, context: int, peak_mib: float) -> None:
+    """Growth of resident memory while plain torch prefilled the last chunk of a context (x86-64, torch 2.13)."""
+    geometry = Geometry(
+        layers=4,
+        attention_layers=1,
+        hidden_size=hidden,
+        vocabulary_rows=4096,
+        token_count=4096,
+        query_heads=hidden // 32,
+        key_value_heads=2,
+        head_dim=64,
+        feed_forward_size=3 * hidden,
+        experts_per_token=0,
+        linear_key_heads=hidden // 64,
+        linear_key_dim=32,
+        linear_value_heads=hidden // 32,
+        linear_value_dim=32,
+        conv_taps=4,
+        max_positions=65_536,
+    )
+    planned = TORCH_CPU.workspace(geometry, Settings(prefill_chunk=chunk), context) / MIB
+    assert peak_mib <= planned < 2 * peak_mib
