@@ -23,6 +23,7 @@ import msgspec
 from appliance import boot, proof
 from appliance.controller_config import ControllerConfig
 from appliance.events import Lines, ProcessLog, ProcessState, Stopping, SupervisorEvent, listen
+from appliance.policy import Policy
 from appliance.rpc import ProgramInfo, Supervisor, SupervisorGoneError
 from appliance.run_folder import RunFiles
 from appliance.settings import DRAIN_SECONDS, Settings
@@ -91,7 +92,7 @@ class Watched:
 class Controller:
     """One boot, from power-on to the end."""
 
-    def __init__(self, settings: Settings, files: RunFiles, policy: boot.Policy, surroundings: Surroundings) -> None:
+    def __init__(self, settings: Settings, files: RunFiles, policy: Policy, surroundings: Surroundings) -> None:
         self._settings, self._files, self._policy, self._world = settings, files, policy, surroundings
         self._supervisor = Supervisor(files)
         self._rpc_lock = asyncio.Lock()

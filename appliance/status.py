@@ -11,6 +11,8 @@ from appliance.run_folder import RunFiles
 from appliance.settings import Settings
 from engine.state_file import State, read_state
 
+PLAN_ROWS = ("device", "max_context", "lanes", "kv_capacity", "kv_dtype")
+
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """One look. `programs` is empty when nothing runs or supervisord does not answer."""
@@ -52,7 +54,7 @@ def lines(status: Status) -> list[str]:
         if state.total:
             found.append(f"progress {state.done} of {state.total} {state.unit}")
         found.append(f"engine restarts {state.restarts}")
-        found += [f"plan {name}: {value}" for name, value in state.plan.items() if not isinstance(value, dict | list)]
+        found += [f"{name} {state.plan[name]}" for name in PLAN_ROWS if name in state.plan]
     return [*found, *(f"{name:<12}{text}" for name, text in status.programs.items())]
 
 

@@ -2,12 +2,14 @@
 
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from appliance import processes
 from appliance.run_folder import RunFiles
 from appliance.settings import DRAIN_SECONDS, Settings
 from engine.exits import ConfigurationError
@@ -21,6 +23,14 @@ class Programs:
     controller: Sequence[str]
     engine: Sequence[str]
     fetch: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Started:
+    """A supervisord: its process id, and where all that it and its programs print can be read without waiting."""
+
+    pid: int
+    output: int
 
 
 def default_programs(settings: Settings, files: RunFiles) -> Programs:
@@ -62,6 +72,31 @@ def render(template: str, files: RunFiles, programs: Programs, key: str, *, root
         api_stop_seconds=int(DRAIN_SECONDS) + 5,
         engine_stop_seconds=int(DRAIN_SECONDS) + 10,
     )
+
+
+def start(files: RunFiles) -> Started:
+    """Start supervisord with the configuration in the run folder, in a session of its own.
+
+    Its output is a pipe of ours because its programs' log files are /dev/fd/1, which cannot be opened when it is the
+    socket that systemd gives a unit.
+    """
+    output, child_output = os.pipe()
+    os.set_blocking(output, False)
+    environment = {**os.environ, processes.RUN_VARIABLE: str(files.folder)}
+    environment.pop("NOTIFY_SOCKET", None)  # the start is ours to announce
+    environment.pop("NINFER_API_KEY", None)  # in a file for api alone
+    child = subprocess.Popen(
+        [sys.executable, "-m", "supervisor.supervisord", "-n", "-c", str(files.supervisor_config)],
+        stdin=subprocess.DEVNULL,
+        stdout=child_output,
+        stderr=child_output,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=processes.die_with_parent(os.getpid()),  # noqa: PLW1509  (this process has one thread)
+    )
+    os.close(child_output)
+    child.returncode = 0  # reaped with everything else that becomes our child
+    return Started(child.pid, output)
 
 
 def _command(words: Sequence[str]) -> str:

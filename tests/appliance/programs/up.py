@@ -4,7 +4,7 @@
 import json
 import sys
 
-from appliance.boot import Policy
+from appliance.policy import Policy
 from appliance.run_folder import RunFiles
 from appliance.settings import Settings, load_settings
 from appliance.supervisor import Programs
