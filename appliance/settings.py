@@ -75,7 +75,7 @@ def load_settings(flags: Mapping[str, str | None], environ: Mapping[str, str] = 
     home = resolve({"home": flags.get("home")}, _only(environ, "home")).options.home.absolute()
     file = home / SETTINGS_FILE
     resolved = resolve(flags, environ, file if file.exists() else None)
-    if resolved.sources["home"] == "file":
+    if file.exists() and "home" in tomllib.loads(file.read_text(encoding="utf-8")):
         raise ConfigurationError(f"{file}: home cannot be set here; use --home or NINFER_HOME")
     return from_resolved(resolved)
 
