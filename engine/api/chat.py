@@ -25,8 +25,8 @@ log = get_logger(__name__)
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Answer one chat request, whole or as a stream."""
-    account = Account(arrived=time.monotonic())
     service = request.app[SERVICE]
+    account = Account(arrived=time.monotonic(), on_first_token=service.metrics.first_token)
     chat = await parse_body(ChatRequest, await read_body(request, service), service)
     model, limits = service.serving
     name = service.public_id(model)

@@ -29,7 +29,7 @@ from engine.protocol import (
 log = get_logger(__name__)
 
 FIRST_DELAY = 0.05
-LONGEST_DELAY = 1.0
+LONGEST_DELAY = 0.25
 OPEN_TIMEOUT = 10.0
 BEAT = 1.0
 
@@ -153,7 +153,7 @@ class EngineLink:
                     connection = await EngineConnection.open(self._path)
             except ProtocolError as error:
                 log.error("engine_refused", socket=str(self._path), reason=str(error))
-                delay = LONGEST_DELAY
+                delay = 1.0
             except (OSError, TimeoutError):
                 delay = min(delay * 2, LONGEST_DELAY)
             else:
@@ -166,7 +166,7 @@ class EngineLink:
         self._outgoing = asyncio.Queue()
         self._heard = self._moved = time.monotonic()
         log.info("engine_connected", socket=str(self._path), model=connection.hello.model)
-        reason = "the engine connection was closed"
+        reason = "the server is shutting down"
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read(connection))
@@ -174,6 +174,7 @@ class EngineLink:
                 group.create_task(self._beat(self._outgoing))
         except* (OSError, ProtocolError, EngineLostError) as errors:
             reason = str(errors.exceptions[0]) or type(errors.exceptions[0]).__name__
+            log.warning("engine_lost", reason=reason, open_requests=len(self._streams))
         finally:
             connection.close()
             self.losses += 1
@@ -182,7 +183,6 @@ class EngineLink:
             streams, self._streams = self._streams, {}
             for stream in streams.values():
                 stream.put(EngineLostError(reason))
-            log.warning("engine_lost", reason=reason, open_requests=len(streams))
 
     async def _read(self, connection: EngineConnection) -> None:
         while True:

@@ -1,7 +1,7 @@
 """One request on its way through the engine, whatever protocol it came in: prompt, tokens, text, account."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,9 +122,13 @@ Event = TextDelta | Prefilled | Silence
 
 @dataclass
 class Account:
-    """What one request has used so far. Times are `time.monotonic` seconds."""
+    """What one request has used so far. Times are `time.monotonic` seconds.
+
+    `on_first_token` is called with the seconds from arrival to the first token.
+    """
 
     arrived: float
+    on_first_token: Callable[[float], None] | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
     processed_tokens: int = 0
@@ -264,6 +268,8 @@ def _note_tokens(account: Account, lane: LaneTokens) -> list[int]:
         account.last_token = time.monotonic()
         if account.first_token is None:
             account.first_token = account.last_token
+            if account.on_first_token is not None:
+                account.on_first_token(account.first_token - account.arrived)
         account.token_ids += ids
     if lane.finish == "error":
         log.error("generation_failed", reason=lane.error)

@@ -1,10 +1,12 @@
 """The listening socket, made before anything slow happens. No imports beyond the standard library."""
 
+import resource
 import socket
 
 from engine.exits import ConfigurationError
 
-BACKLOG = 1024
+BACKLOG = 128
+DESCRIPTORS = 8192
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -38,4 +40,13 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise ConfigurationError(f"cannot listen on {host} port {port}: {error.strerror}") from error
     listener.setblocking(False)
+    _allow_descriptors()
     return listener
+
+
+def _allow_descriptors() -> None:
+    """Raise the soft limit, which is often 1024, so that idle connections do not keep new ones out."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -96,6 +96,10 @@ class Metrics:
         """Count the rounds between two reports of one engine."""
         self._rounds.inc(max(0, now.rounds - before.rounds))
 
+    def first_token(self, seconds: float) -> None:
+        """Seconds from arrival to the first token of a request."""
+        self._first.observe(seconds)
+
     def ended(self, outcome: Outcome, account: Account, duration: float) -> None:
         """Count one request that got as far as its preparation. `duration` is in seconds."""
         self._outcomes.labels(outcome).inc()

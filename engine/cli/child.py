@@ -60,7 +60,7 @@ def engine_config(options: Options, artifact: Path, socket: Path) -> EngineConfi
         "log_json": options.log_json,
     }
     try:
-        return msgspec.convert(settings, EngineConfig)
+        return msgspec.convert(settings, EngineConfig, dec_hook=lambda kind, value: kind(value))
     except msgspec.ValidationError as error:
         raise ConfigurationError(str(error)) from error
 
@@ -70,7 +70,7 @@ async def start_engine(
 ) -> asyncio.subprocess.Process:  # fmt: skip
     """Start the engine. It is told to stop when we die, and a Ctrl-C on our terminal does not reach it before us."""
     file = folder / "engine.json"
-    file.write_bytes(msgspec.json.encode(config))
+    file.write_bytes(msgspec.json.encode(config, enc_hook=str))
     environment = {name: value for name, value in os.environ.items() if name != "NINFER_API_KEY"}
     return await asyncio.create_subprocess_exec(
         *command,

@@ -175,6 +175,8 @@ class _Output:
         print(text, end="", flush=True)
 
     def close(self, finish: str, timings: dict[str, Any]) -> None:
+        if self._thought and not self._last:
+            print(file=sys.stderr)
         if not self._last.endswith("\n"):
             print(flush=True)
         print(

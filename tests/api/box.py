@@ -81,8 +81,10 @@ class Box:
         config = EngineConfig(artifact=self.artifact, socket=self.socket, lanes=lanes, max_pending=pending,
                               max_context=context, kv_capacity=context)  # fmt: skip
         file = self.folder / "engine.json"
-        file.write_bytes(msgspec.json.encode(config))
+        file.write_bytes(msgspec.json.encode(config, enc_hook=str))
         command = [sys.executable, "-m", "tests.api.scripted_engine", "--config", str(file), *(["--wait"] * waits)]
+        if self.engine is not None:
+            self.engine.wait()
         with self.engine_log.open("ab") as log:
             self.engine = subprocess.Popen(command, cwd=ROOT, stdout=log)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.core.config import EngineConfig, read_config
+from engine.core.config import EngineConfig
 from engine.protocol import (
     VERSION,
     AskStatistics,
@@ -182,7 +182,9 @@ async def main(config: EngineConfig, *, waits: bool) -> None:
 
 
 if __name__ == "__main__":
-    settings = read_config(Path(sys.argv[2]))
+    settings = msgspec.json.decode(
+        Path(sys.argv[2]).read_bytes(), type=EngineConfig, dec_hook=lambda kind, value: kind(value)
+    )
     if settings.artifact.name.startswith("exit-"):
         sys.exit(int(settings.artifact.name.removeprefix("exit-")))
     asyncio.run(main(settings, waits="--wait" in sys.argv))
