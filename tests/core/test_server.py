@@ -5,7 +5,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +35,14 @@ from tests.rounds.fake_model import FakeModel
 
 HELLO = Hello(version=VERSION, fingerprint="f" * 32, model="fake")
 LIMITS = Limits(max_context=512, kv_capacity=1024, lanes=2, max_pending=3, token_count=64)
+
+
+def until(done: Callable[[], bool]) -> None:
+    """Wait for another thread."""
+    end = time.monotonic() + 10
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.002)
 
 
 class Box:
@@ -72,10 +80,7 @@ class Box:
 
     def idle(self) -> None:
         """Wait until no request lives, then look at the books."""
-        end = time.monotonic() + 10
-        while not self.harness.scheduler.idle or not self.loop.inbox.empty():
-            assert time.monotonic() < end
-            time.sleep(0.005)
+        until(lambda: self.harness.scheduler.idle and self.loop.inbox.empty())
 
     def close(self) -> None:
         if self.thread.is_alive():
@@ -141,19 +146,28 @@ def test_two_clients_do_not_see_each_other(box: Box) -> None:
         assert second.answer(1).tokens == list(range(41, 61))
 
 
-def test_cancel_ends_a_stream_within_a_round(box: Box) -> None:
-    box.harness.model.delay = 0.05
-    with box.client() as client:
+@pytest.mark.parametrize("how", ["cancel", "close"])
+def test_a_lane_is_free_within_the_round_that_runs(box: Box, how: str) -> None:
+    model = box.harness.model
+    model.gate = threading.Semaphore(4)  # the prompt and three rounds
+    with box.client() as client, box.client() as other:
         client.send(submit([1], 400))
-        client.until(lambda: 1 in client.answers and len(client.answers[1].tokens) == 3)
-        seen = client.answers[1].rounds[-1]
-        client.send(Cancel(id=1))
-        answer = client.answer(1)
-        assert answer.finish == "cancelled"
-        # The round that was running when the cancel came may end; no other begins.
-        assert answer.rounds[-1] <= seen + 1
-        client.send(submit([1], 2, id=2))
-        assert client.answer(2).finish == "length"
+        client.until(lambda: 1 in client.answers and len(client.answers[1].tokens) == 4)
+        until(lambda: model.forwards == 5)  # the fourth round is running
+        if how == "cancel":
+            client.send(Cancel(id=1))
+        else:
+            client.close()
+        until(lambda: not box.loop.inbox.empty())
+        model.gate.release()
+        if how == "cancel":
+            answer = client.answer(1)
+            assert (answer.finish, len(answer.tokens), answer.rounds[-1]) == ("cancelled", 5, 4)
+        box.idle()
+        assert model.forwards == 5
+        model.gate.release(2)
+        other.send(submit([1], 2))
+        assert other.answer(1).finish == "length"
 
 
 def test_a_closed_connection_frees_its_lanes_for_those_who_wait(box: Box) -> None:
