@@ -14,28 +14,13 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from appliance.policy import Policy
 from engine.exits import ExitCode
 from engine.protocol import Phase
 
 LONGEST_WORDS = 300  # characters of a last line that go into a reason
 UNHEALABLE = frozenset({ExitCode.CONFIGURATION, ExitCode.NO_DEVICE, ExitCode.BAD_ARTIFACT, ExitCode.DOES_NOT_FIT})
 ENGINE_PHASES: tuple[Phase, ...] = ("load", "reserve", "warm-up")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """Limits of the crash policy; times in seconds."""
-
-    exits: int = 5  # this many ends of one program within `window` end the box
-    window: float = 600.0
-    backoff: float = 1.0  # before the first restart; doubles
-    backoff_limit: float = 30.0
-    fetch_backoff_limit: float = 300.0
-    connect: float = 120.0  # from the start of the engine to its first word
-    boot_silence: float = 600.0  # the longest step of a boot that reports nothing
-    silence: float = 30.0  # no answer while ready
-    proof: float = 60.0
-    linger: float = 2.0  # a failed box answers /health with the reason for this long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,7 +356,8 @@ def _fetch(state: BootState, event: FetchStarted | FetchProgress | FetchExited, 
 
 
 def _size(state: BootState, event: Waiting | Probed | Planned | Refused, now: float, policy: Policy) -> Step:
-    if state.phase not in ("probe", "plan") or state.due is not None:
+    # `fetch` too: what can be known to fail is known before gigabytes are fetched.
+    if state.phase not in ("fetch", "probe", "plan") or state.due is not None:
         return state, ()
     if isinstance(event, Refused):
         return _fail(state, event.code, "", event.reason, now)

@@ -2,12 +2,12 @@
 
 import os
 import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from appliance.profiles import load_profile
 from downloader.catalog import DEFAULT_CATALOG, find, read_catalog
 from downloader.errors import CatalogError
 from engine.exits import ConfigurationError
@@ -75,7 +75,7 @@ def load_settings(flags: Mapping[str, str | None], environ: Mapping[str, str] = 
     home = resolve({"home": flags.get("home")}, _only(environ, "home")).options.home.absolute()
     file = home / SETTINGS_FILE
     resolved = resolve(flags, environ, file if file.exists() else None)
-    if resolved.sources["home"] == "file":
+    if file.exists() and "home" in tomllib.loads(file.read_text(encoding="utf-8")):
         raise ConfigurationError(f"{file}: home cannot be set here; use --home or NINFER_HOME")
     return from_resolved(resolved)
 
@@ -86,9 +86,9 @@ def from_resolved(resolved: Resolved) -> Settings:
     Raises:
         ConfigurationError: the model or profile is unknown, or the artifact named by a path is not there.
     """
+    resolved = _with_profile(resolved)
     options = resolved.options
     home = options.home.absolute()
-    load_profile(options.model, options.profile, explicit=resolved.explicit("profile"))
     models = (options.model_dir or home / "models").absolute()
     catalog = (options.catalog or default_catalog()).absolute()
     artifact, name, fetch = _artifact(options.model, models, catalog)
@@ -134,6 +134,17 @@ def settings_lines(settings: Settings) -> list[str]:
     flag_width = max(len(flag) for flag, _, _ in rows)
     value_width = max(len(value) for _, value, _ in rows)
     return [f"{flag:<{flag_width}}  {value:<{value_width}}  {source}" for flag, value, source in rows]
+
+
+def _with_profile(resolved: Resolved) -> Resolved:
+    chosen = resolved.options
+    path = etc_file("profiles.toml")
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    if chosen.model not in tables and chosen.profile == Options().profile:
+        return resolved  # the plain defaults
+    from appliance.profiles import apply, load_profile  # noqa: PLC0415  (loads the planner: not for every start)
+
+    return apply(resolved, load_profile(chosen.model, chosen.profile, explicit=resolved.explicit("profile"), path=path))
 
 
 def _only(environ: Mapping[str, str], name: str) -> dict[str, str]:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance import boot
-from appliance.boot import BootState, Policy, step
+from appliance.boot import BootState, step
+from appliance.policy import Policy
 from engine.exits import ExitCode
 
 POLICY = Policy()
