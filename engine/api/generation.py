@@ -1,7 +1,7 @@
 """One request on its way through the engine, whatever protocol it came in: prompt, tokens, text, account."""
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ from engine.api.engine_link import EngineLink, EngineLostError
 from engine.api.errors import ApiError, context_length, internal, invalid, queue_timeout, unavailable
 from engine.api.model import ServedModel
 from engine.api.sampling import SamplingFields, resolve_sampling
+from engine.api.tools import NO_TOOLS, Toolset
 from engine.log import get_logger
 from engine.protocol import (
     Finish,
@@ -23,7 +24,9 @@ from engine.protocol import (
     pack_ids,
     unpack_ids,
 )
-from engine.text import Prompt, PromptError
+from engine.text import Delta, Prompt, PromptError
+from engine.text.tool_events import CallArguments, CallEnd, CallStart
+from engine.text.tools import Kind
 
 log = get_logger(__name__)
 
@@ -42,6 +45,7 @@ class Ask:
     reasoning_effort: str | None = None
     preserve_thinking: bool | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    tools: Toolset = NO_TOOLS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +61,11 @@ class Prepared:
     context_bound: bool  # max_tokens is what the context leaves, and nothing asked for less or as much
     stops: tuple[str, ...]
     stop_ids: tuple[int, ...]
+    tools: Toolset = NO_TOOLS
 
 
 def render(ask: Ask, model: ServedModel, defaults: GenerationDefaults) -> Prompt:
-    """The prompt of a request. Slow for large ones; runs in a worker thread.
+    """The prompt's tokens, however many. Slow for large prompts; runs in a worker thread.
 
     Raises:
         ApiError: the prompt cannot be made.
@@ -68,6 +73,7 @@ def render(ask: Ask, model: ServedModel, defaults: GenerationDefaults) -> Prompt
     try:
         return model.frontend.prepare(
             ask.messages,
+            tools=ask.tools.declarations(),
             enable_thinking=ask.enable_thinking,
             reasoning_effort=ask.reasoning_effort,
             preserve_thinking=ask.preserve_thinking,
@@ -103,6 +109,7 @@ def prepare(ask: Ask, model: ServedModel, limits: Limits, defaults: GenerationDe
         context_bound=asked is None or left < asked,
         stops=ask.stops,
         stop_ids=() if ask.ignore_eos else tuple(model.frontend.stop_ids),
+        tools=ask.tools,
     )
 
 
@@ -124,7 +131,60 @@ class Silence:
     """Nothing happened for a while; the client may want a sign of life."""
 
 
-Event = TextDelta | Prefilled | Silence
+Event = TextDelta | CallStart | CallArguments | CallEnd | Prefilled | Silence
+
+
+@dataclass
+class MadeCall:
+    """A call of the answer."""
+
+    name: str
+    kind: Kind
+    pieces: list[str] = field(default_factory=list)
+    complete: bool = False
+
+    @property
+    def arguments(self) -> str:
+        """JSON text, or the raw input of a custom tool."""
+        return "".join(self.pieces)
+
+
+class Gathered:
+    """An answer as far as it came; feed it every event. A call that was cut stays incomplete and is none."""
+
+    def __init__(self) -> None:
+        self.calls: list[MadeCall] = []
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+
+    @property
+    def reasoning(self) -> str:
+        """The thought."""
+        return "".join(self._reasoning)
+
+    @property
+    def content(self) -> str:
+        """The text of the answer."""
+        return "".join(self._content)
+
+    def take(self, event: Event) -> None:
+        """Add one event."""
+        if isinstance(event, TextDelta):
+            (self._reasoning if event.reasoning else self._content).append(event.text)
+        elif isinstance(event, CallStart):
+            self.calls.append(MadeCall(event.name, event.kind))
+        elif isinstance(event, CallArguments):
+            self.calls[event.index].pieces.append(event.text)
+        elif isinstance(event, CallEnd):
+            self.calls[event.index].complete = True
+
+
+async def gather(events: AsyncIterator[Event]) -> Gathered:
+    """The whole answer."""
+    gathered = Gathered()
+    async for event in events:
+        gathered.take(event)
+    return gathered
 
 
 @dataclass
@@ -155,6 +215,11 @@ class Account:
     def generated(self) -> int:
         """Tokens sampled, the stop included."""
         return len(self.token_ids)
+
+    @property
+    def ended_itself(self) -> bool:
+        """The model ended its turn; nothing cut the answer."""
+        return self.finish == "stop_id"
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object."""
@@ -206,7 +271,7 @@ def _ratio(amount: float, per: float) -> float:
 async def generate(
     link: EngineLink, prepared: Prepared, account: Account, *, pending_timeout_ms: int, silence: float, cache_salt: bytes = b""
 ) -> AsyncGenerator[Event, None]:
-    """Have the engine answer; the events' text is the answer. Closing the generator cancels the request.
+    """Have the engine answer; text and calls of the events are the answer. Closing the generator cancels the request.
 
     `account` is kept up to date and complete when the generator ends. `silence` is in seconds.
 
@@ -221,6 +286,7 @@ async def generate(
     if left <= 0:
         raise queue_timeout(pending_timeout_ms)
     output = prepared.model.frontend.output(prepared.thinking, prepared.stops)
+    calls = prepared.tools.reader()
     try:
         stream = link.submit(lambda request: _submit(request, prepared, left, cache_salt))
         account.engine_id = stream.id
@@ -240,15 +306,20 @@ async def generate(
                     spoke = time.monotonic()
                     continue
                 ids = _note_tokens(account, answer)
-                deltas = list(output.push(ids))
+                deltas = output.push(ids)
                 if output.stopped is not None and account.finish is None:
                     account.finish = "stop_string"  # leaving the stream cancels what the engine has not stopped
                 if account.finish is not None:
                     deltas += output.finish()
                 account.reasoning_tokens = output.reasoning_tokens
                 account.stop = output.stopped
-                for delta in deltas:
-                    yield TextDelta(delta.channel == "reasoning", delta.text)
+                made: Sequence[Delta | CallStart | CallArguments | CallEnd] = deltas
+                if calls is not None:
+                    made = calls.push(deltas)
+                    if account.finish is not None:
+                        made = [*made, *calls.finish(ended=account.ended_itself)]
+                for one in made:
+                    yield TextDelta(one.channel == "reasoning", one.text) if isinstance(one, Delta) else one
                     spoke = time.monotonic()
     except EngineLostError as error:
         raise unavailable(f"the engine stopped while it worked on this request ({error}); try again") from error
