@@ -8,8 +8,9 @@ import structlog
 from aiohttp import web
 
 from engine.api.chat import chat_completions
-from engine.api.discovery import health, metrics, model, models
+from engine.api.discovery import health, load, metrics, model, models, props, root
 from engine.api.errors import RETRY_AFTER, ApiError, internal
+from engine.api.messages import count_tokens, messages
 from engine.api.readiness import progress_of
 from engine.api.service import SERVICE, Service
 from engine.log import get_logger
@@ -38,11 +39,16 @@ def create_app(service: Service) -> web.Application:
     app = web.Application(middlewares=[_shape, _ready, _authorised], client_max_size=0)
     app[SERVICE] = service
     app.on_response_prepare.append(_identify)
+    app.router.add_head("/", root)
     app.router.add_get("/health", health)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{id:.+}", model)
+    app.router.add_get("/props", props)
+    app.router.add_get("/v1/load", load)
     app.router.add_post("/v1/chat/completions", chat_completions)
+    app.router.add_post("/v1/messages", messages)
+    app.router.add_post("/v1/messages/count_tokens", count_tokens)
     return app
 
 

@@ -37,7 +37,7 @@ class ApiError(Exception):
         return 504 if self.code in ("request_queue_timeout", "media_fetch_timeout") else self.status
 
     def anthropic(self, request_id: str) -> dict[str, Any]:
-        """The Anthropic error object (spec/serving.md §4.2). It has no code and no param; the message names the field."""
+        """The Anthropic error object (spec/serving.md §4.2); without code and param, the message names the field."""
         status = self.anthropic_status
         kind = _ANTHROPIC.get(status, "api_error" if status >= 500 else "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": self.message}, "request_id": request_id}

@@ -269,7 +269,13 @@ def _ratio(amount: float, per: float) -> float:
 
 
 async def generate(
-    link: EngineLink, prepared: Prepared, account: Account, *, pending_timeout_ms: int, silence: float, cache_salt: bytes = b""
+    link: EngineLink,
+    prepared: Prepared,
+    account: Account,
+    *,
+    pending_timeout_ms: int,
+    silence: float,
+    cache_salt: bytes = b"",
 ) -> AsyncGenerator[Event, None]:
     """Have the engine answer; text and calls of the events are the answer. Closing the generator cancels the request.
 

@@ -1,4 +1,4 @@
-"""What the engines of this process have done so far, in sums that survive an engine's restart (spec/serving.md §5.3)."""
+"""What the engines of this process have done, in sums that survive an engine's restart (spec/serving.md §5.3)."""
 
 import time
 from dataclasses import dataclass, field
