@@ -165,6 +165,14 @@ class Options:
         "--pending-timeout-ms", _integer(1), 600_000, "longest wait for a lane in milliseconds",
         section="network", commands=SERVERS,
     )  # fmt: skip
+    response_store_max_records: int = option(
+        "--response-store-max-records", _integer(1), 1024, "answers of the Responses API kept for later requests",
+        section="network", commands=SERVERS,
+    )  # fmt: skip
+    response_store_max_mib: int = option(
+        "--response-store-max-mib", _integer(1), 256, "memory for kept answers in MiB", section="network",
+        commands=SERVERS,
+    )  # fmt: skip
     log_level: str = option("--log-level", _choice(*LEVELS), "info", "least severe line to print", section="network")
     log_json: bool = option("--log-json", _switch, False, "print log lines as JSON", section="network")
 
@@ -268,8 +276,6 @@ def rows_of(table: type[Options]) -> list[tuple[str, Option]]:
 _LATER = "is not in this version; leave it out"
 REFUSED: dict[str, str] = {
     "--cors": _LATER,
-    "--response-store-max-records": _LATER,
-    "--response-store-max-mib": _LATER,
     "--log-stats-interval-ms": _LATER,
     "--request-log-jsonl": _LATER,
     "--no-exit-on-engine-failure": _LATER,

@@ -11,6 +11,7 @@ from engine.api.chat import chat_completions
 from engine.api.discovery import health, metrics, model, models
 from engine.api.errors import RETRY_AFTER, ApiError, internal
 from engine.api.readiness import progress_of
+from engine.api.responses import routes as responses
 from engine.api.service import SERVICE, Service
 from engine.log import get_logger
 from engine.version import version
@@ -31,6 +32,7 @@ def create_app(service: Service) -> web.Application:
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{id:.+}", model)
     app.router.add_post("/v1/chat/completions", chat_completions)
+    app.router.add_routes(responses.ROUTES)
     return app
 
 

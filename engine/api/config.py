@@ -43,6 +43,8 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     chat_template: str | None = None
     max_request_mib: int = 384
     pending_timeout_ms: int = 600_000
+    response_store_max_records: int = 1024
+    response_store_max_mib: int = 256
     generation: GenerationDefaults = GenerationDefaults()
     log_level: str = "info"
     log_json: bool = False
@@ -78,6 +80,8 @@ def from_options(
         chat_template=None if options.chat_template is None else str(options.chat_template),
         max_request_mib=options.max_request_mib,
         pending_timeout_ms=options.pending_timeout_ms,
+        response_store_max_records=options.response_store_max_records,
+        response_store_max_mib=options.response_store_max_mib,
         generation=GenerationDefaults(**{name: getattr(options, name) for name in names}),
         log_level=options.log_level,
         log_json=options.log_json,

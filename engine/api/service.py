@@ -16,6 +16,7 @@ from engine.api.errors import overloaded, unavailable
 from engine.api.metrics import Metrics
 from engine.api.model import Load, ModelLoader, ServedModel, load_model
 from engine.api.readiness import Readiness
+from engine.api.responses.store import ResponseStore
 from engine.log import get_logger
 from engine.protocol import Limits, Statistics
 
@@ -69,6 +70,7 @@ class Service:
         self.readiness = Readiness(self.link, self.loader, state_file)
         self.metrics = Metrics(self.link, lambda: self.readiness.model is not None)
         self.admission = Admission()
+        self.responses = ResponseStore(config.response_store_max_records, config.response_store_max_mib * 2**20)
         self.ready = asyncio.Event()  # set once, when requests are first served
 
     @property
