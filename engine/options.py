@@ -176,6 +176,14 @@ class Options:
         "--request-log-jsonl", _path, None, "file that gets one JSON line for each request, appended",
         section="network", commands=SERVERS,
     )  # fmt: skip
+    response_store_max_records: int = option(
+        "--response-store-max-records", _integer(1), 1024, "answers of the Responses API kept for later requests",
+        section="network", commands=SERVERS,
+    )  # fmt: skip
+    response_store_max_mib: int = option(
+        "--response-store-max-mib", _integer(1), 256, "memory for kept answers in MiB", section="network",
+        commands=SERVERS,
+    )  # fmt: skip
     log_level: str = option("--log-level", _choice(*LEVELS), "info", "least severe line to print", section="network")
     log_json: bool = option("--log-json", _switch, False, "print log lines as JSON", section="network")
 
@@ -278,8 +286,6 @@ def rows_of(table: type[Options]) -> list[tuple[str, Option]]:
 # Flags of the seed that this version does not have. Each is refused with what to do instead (spec/cli.md §1).
 _LATER = "is not in this version; leave it out"
 REFUSED: dict[str, str] = {
-    "--response-store-max-records": _LATER,
-    "--response-store-max-mib": _LATER,
     "--no-exit-on-engine-failure": _LATER,
     "--device-state-slots": _LATER,
     "--host-context-mib": _LATER,

@@ -12,6 +12,7 @@ from engine.api.discovery import health, load, metrics, model, models, props, ro
 from engine.api.errors import RETRY_AFTER, ApiError, internal
 from engine.api.messages import count_tokens, messages
 from engine.api.readiness import progress_of
+from engine.api.responses import routes as responses
 from engine.api.service import SERVICE, Service
 from engine.log import get_logger
 from engine.version import version
@@ -49,6 +50,7 @@ def create_app(service: Service) -> web.Application:
     app.router.add_post("/v1/chat/completions", chat_completions)
     app.router.add_post("/v1/messages", messages)
     app.router.add_post("/v1/messages/count_tokens", count_tokens)
+    app.router.add_routes(responses.ROUTES)
     return app
 
 

@@ -56,6 +56,8 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     cors: bool = False
     log_stats_interval_ms: int = 5000
     request_log_jsonl: str | None = None
+    response_store_max_records: int = 1024
+    response_store_max_mib: int = 256
     generation: GenerationDefaults = GenerationDefaults()
     engine: EngineFacts = EngineFacts()
     log_level: str = "info"
@@ -95,6 +97,8 @@ def from_options(
         cors=options.cors,
         log_stats_interval_ms=options.log_stats_interval_ms,
         request_log_jsonl=None if options.request_log_jsonl is None else str(options.request_log_jsonl.absolute()),
+        response_store_max_records=options.response_store_max_records,
+        response_store_max_mib=options.response_store_max_mib,
         generation=GenerationDefaults(**{name: getattr(options, name) for name in names}),
         engine=EngineFacts(
             device=options.device,

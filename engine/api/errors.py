@@ -116,11 +116,13 @@ _TYPES = ("_type", "_parsing")
 _VALUES = frozenset({
     "missing", "literal_error", "finite_number", "greater_than_equal", "greater_than", "less_than_equal", "less_than",
     "too_long", "too_short", "string_too_long", "string_too_short", "string_pattern_mismatch", "value_error",
-    "union_tag_invalid", "union_tag_not_found", "extra_forbidden",
+    "union_tag_invalid", "union_tag_not_found",
 })  # fmt: skip
 
 
 def _code(kind: str) -> str:
+    if kind == "extra_forbidden":
+        return "unknown_parameter"
     if kind in _VALUES:
         return "invalid_value"
     return "invalid_type" if kind.endswith(_TYPES) else kind

@@ -156,7 +156,7 @@ def _tools(request: PromptRequest) -> Toolset:
         )
         for one in declared
     ]
-    return toolset(tools, _choice(request.tool_choice), longest=LONGEST_NAME, name_field="tools[{}].name")
+    return toolset(tools, _choice(request.tool_choice), longest=LONGEST_NAME)
 
 
 def _choice(choice: ToolChoiceField | None) -> ToolChoice:

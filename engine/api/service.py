@@ -21,6 +21,7 @@ from engine.api.readiness import Readiness
 from engine.api.records import Records
 from engine.api.request_log import RequestLog
 from engine.api.totals import Totals
+from engine.api.responses.store import ResponseStore
 from engine.log import get_logger
 from engine.protocol import Limits, Statistics
 
@@ -79,6 +80,7 @@ class Service:
         self.readiness = Readiness(self.link, self.loader, state_file)
         self.metrics = Metrics(self.link, lambda: self.readiness.model is not None)
         self.admission = Admission()
+        self.responses = ResponseStore(config.response_store_max_records, config.response_store_max_mib * 2**20)
         self.ready = asyncio.Event()  # set once, when requests are first served
 
     @property

@@ -4,6 +4,7 @@ A protocol turns its declarations into `Tool`s and its history into template mes
 `result_turn`; `engine.api.generation` turns the answer into text, `CallStart`, `CallArguments` and `CallEnd`.
 """
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,21 +55,22 @@ def toolset(
     longest: int = LONGEST_NAME,
     fields: Sequence[str] | None = None,
     choice_field: str = "tool_choice",
-    name_field: str = "tools[{}].function.name",
 ) -> Toolset:
-    """Check declarations and choice. `fields`: for each tool its place in the request, such as `tools[2]`.
-
-    `name_field` is the place of a name, `{}` standing for the tool's index.
+    """Check declarations and choice. `fields`: for each tool the place of its members, such as `tools[2].function`.
 
     Raises:
         ApiError: a bad or repeated name, an undeclared choice, or something that this version cannot enforce.
     """
     places = [f"tools[{index}]" for index in range(len(tools))] if fields is None else fields
     try:
-        check_tools(tools, longest=longest, field=name_field)
+        check_tools(tools, longest=longest, field="tools[{}].name")
         choice.check(tools, choice_field)
     except PromptError as error:
-        raise invalid(error.message, code=error.code, param=error.param) from error
+
+        def placed(text: str) -> str:
+            return re.sub(r"^tools\[(\d+)\]", lambda found: places[int(found[1])], text)
+
+        raise invalid(placed(error.message), code=error.code, param=placed(error.param or "tools")) from error
     for tool, place in zip(tools, places, strict=True):
         if tool.strict and tool.kind == "function":
             raise invalid(_NO_STRICT, code="constrained_decoding_not_supported", param=f"{place}.strict")
