@@ -13,6 +13,7 @@ from msgspec import UNSET
 from engine.artifact.directory import IndexedProposal, Resource
 from engine.artifact.inventory import COMPANIONS
 from engine.artifact.reader import Artifact
+from engine.artifact.vocabulary import TOKENIZER, TOKENIZER_CONFIG, token_bytes
 from engine.artifact.words import check_words
 from engine.exits import ArtifactError
 
@@ -91,15 +92,13 @@ def verify(
     artifact: Artifact,
     *,
     inventory: Iterable[ExpectedParameter] | None = None,
-    token_count: int | None = None,
     pin: Pin | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Report:
     """Check an open artifact: files, geometry, words, parameters, resources and, with a pin, identity.
 
-    `inventory` lists the parameters that must be there; without one, coverage is not checked. `token_count` is that of
-    the tokenizer, for the range of proposal token ids; without it the rows of the embedding count. Memory is bounded by
-    blocks of a few MB.
+    `inventory` lists the parameters that must be there; without one, neither coverage nor the presence of a tokenizer
+    is checked. Memory is bounded by blocks of a few MB.
     """
     report = Report()
     if not _files(artifact, report):
@@ -127,7 +126,7 @@ def verify(
     if inventory is not None:
         _parameters(artifact, inventory, report)
     _auxiliaries(artifact, report)
-    _proposal(artifact, token_count, report)
+    _proposal(artifact, _token_count(artifact, report, needed=inventory is not None), report)
     # Several checks may meet the same fault, for example a configuration that cannot be read.
     report.problems = list(dict.fromkeys(report.problems))
     return report
@@ -243,6 +242,18 @@ def _auxiliaries(artifact: Artifact, report: Report) -> None:
                     report.problems.append(f"{where} is not one fp32 scalar")
                 elif not 0 < (value := float(artifact.read(binding)[0])) < np.inf:
                     report.problems.append(f"{where} is {value!r}, not finite and positive")
+
+
+def _token_count(artifact: Artifact, report: Report, *, needed: bool) -> int | None:
+    if not needed and not {TOKENIZER, TOKENIZER_CONFIG} <= artifact.directory.components["text"].resources.keys():
+        return None
+    count = None
+    with _noting(artifact, report):
+        count = len(token_bytes(artifact.resource("text", TOKENIZER), artifact.resource("text", TOKENIZER_CONFIG)))
+        if count > artifact.text_config.vocab_size:
+            rows = artifact.text_config.vocab_size
+            report.problems.append(f"the tokenizer has {count} tokens, the embedding only {rows} rows")
+    return count
 
 
 def _proposal(artifact: Artifact, token_count: int | None, report: Report) -> None:

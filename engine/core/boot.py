@@ -8,6 +8,8 @@ import gc
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import torch
@@ -92,7 +94,8 @@ class _Boot:
             self.server.start()
             machine = choose(self.config.device)
             self._check(source, machine)
-            runtime, ledger, sizes = self._load_and_reserve(source, machine)
+            with self._memory_named():
+                runtime, ledger, sizes = self._load_and_reserve(source, machine)
         loop = Loop(
             runtime,
             Scheduler(PagePool(sizes.pages), StatePool(sizes.lanes), max_pending=self.config.max_pending),
@@ -103,7 +106,8 @@ class _Boot:
             drain_seconds=self.config.drain_seconds,
         )
         self._announce("warm-up", detail=f"a chunk at the end of {sizes.max_context} tokens, then a generation")
-        self._warm_up(loop, ledger, sizes, source)
+        with self._memory_named():
+            self._warm_up(loop, ledger, sizes, source)
         intake = Intake(sizes.max_context, self.config.pending_timeout_ms / 1000, source.vocabulary)
         self._ready(loop, intake, ledger)
         return loop
@@ -165,7 +169,8 @@ class _Boot:
         sampler = Sampler(sizes.lanes, sizes.token_count, machine.device)
         ledger.close_row("token_counts", plan.token_counts)
         ledger.rows["workspace"] = plan.workspace, 0
-        return Runtime(model, pools, sampler, machine.device), ledger, sizes
+        together = machine.device.type != "cpu"
+        return Runtime(model, pools, sampler, machine.device, columns_together=together), ledger, sizes
 
     def _warm_up(self, loop: Loop, ledger: Ledger, sizes: RuntimeSizes, source: ModelSource) -> None:
         """The deepest chunk and the deepest round, then a short generation through the loop itself.
@@ -176,21 +181,13 @@ class _Boot:
         context = sizes.max_context
         chunk = min(sizes.prefill_chunk, context - 1)
         pages = list(range(pages_for(context)))
-        try:
-            loop.runtime.start_lane(0, [])
-            if chunk:
-                prefill(loop.runtime, Span(0, context - 1 - chunk, pages, [0] * chunk), None)
-            last = Span(0, context - 1, pages, [0])
-            results = decode(loop.runtime, [(last, Draw(0, context, PURPOSE_DECODE, Sampling()))])
-        except (MemoryError, RuntimeError) as error:
-            if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate" in str(error):
-                raise DoesNotFitError(
-                    f"runtime reservation requires more than is free: a chunk at the end of {context} tokens had no "
-                    f"memory ({error}); use a smaller max_context"
-                ) from error
-            raise
-        if isinstance(results[0], Exception):
-            raise results[0]
+        loop.runtime.start_lane(0, [])
+        if chunk:
+            prefill(loop.runtime, Span(0, context - 1 - chunk, pages, [0] * chunk), None)
+        last = Span(0, context - 1, pages, [0])
+        (deepest,) = decode(loop.runtime, [(last, Draw(0, context, PURPOSE_DECODE, Sampling()))])
+        if isinstance(deepest, Exception):
+            raise deepest
 
         request = Request(
             connection=WARM_UP_CONNECTION,
@@ -230,6 +227,24 @@ class _Boot:
         )
         self._announce("ready")
         log.info("ready", lanes=config.lanes, max_context=config.max_context, kv_capacity=config.kv_capacity)
+
+    @contextmanager
+    def _memory_named(self) -> Iterator[None]:
+        """An allocation that fails in spite of the plan is told as one.
+
+        Raises:
+            DoesNotFitError: naming the phase and what was asked for.
+        """
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+                raise DoesNotFitError(
+                    f"runtime reservation requires more memory than there is: phase {self.door.phase} with max_context "
+                    f"{self.config.max_context} and kv_capacity {self.config.kv_capacity} failed ({error}); "
+                    "use smaller ones, or free memory"
+                ) from error
+            raise
 
     def _draining(self, boot: Boot) -> None:
         self.server.refuse_connections()

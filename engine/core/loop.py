@@ -120,8 +120,8 @@ class _Failures:
 class Loop:
     """Runs requests.
 
-    `send(connection, message)`, `announce(message)` (the one that says it is draining) and `disconnect(connection)` may be called at any time and must not
-    block. `clock` is monotonic, in seconds.
+    `send(connection, message)`, `announce(message)` (that it is draining) and `disconnect(connection)` must not block.
+    `clock` is monotonic, in seconds.
     """
 
     runtime: Runtime
@@ -186,7 +186,7 @@ class Loop:
     def _read_inbox(self, *, sleep: bool = False) -> None:
         with contextlib.suppress(queue.Empty):
             self._handle(self.inbox.get(block=sleep))
-            while True:
+            for _ in range(self.inbox.qsize()):  # not what comes meanwhile: the rounds must go on
                 self._handle(self.inbox.get(block=False))
         if self._stop_by is not None and self.clock() >= self._stop_by:
             for request in list(self.scheduler.requests()):

@@ -199,12 +199,14 @@ class Server:
             return max(0.0, self._stop_by - time.monotonic())
 
     def _woken(self) -> None:
+        # In this order: a wake between the two sends no byte, and what it was for is seen below. The other way round
+        # its byte would be swallowed while the flag says that one is under way, and nobody would wake us again.
+        with contextlib.suppress(BlockingIOError):
+            self._wake_in.recv(64)
         with self._lock:
             self._awake = False
             waiting = [each for each in self._connections.values() if each.unsent or each.condemned]
             refuse = self._refuse
-        with contextlib.suppress(BlockingIOError):
-            self._wake_in.recv(64)
         if refuse:
             self._close_listener()
         for connection in waiting:

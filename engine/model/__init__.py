@@ -4,6 +4,5 @@ from engine.model.batch import Batch, Segment
 from engine.model.mtp import MtpLayer
 from engine.model.pools import Pools
 from engine.model.text import TextModel
-from engine.model.weights import ParameterSource
 
-__all__ = ["Batch", "MtpLayer", "ParameterSource", "Pools", "Segment", "TextModel"]
+__all__ = ["Batch", "MtpLayer", "Pools", "Segment", "TextModel"]

@@ -3,12 +3,13 @@
 import torch
 
 from engine.artifact.config import TextConfig
+from engine.artifact.parameters import ParameterSource
 from engine.model.attention import full_attention
 from engine.model.batch import Batch, check
 from engine.model.feed_forward import feed_forward
 from engine.model.pools import Pools
 from engine.model.text import TextModel
-from engine.model.weights import AttentionWeights, MtpWeights, ParameterSource, Progress, load_mtp
+from engine.model.weights import AttentionWeights, MtpWeights, Progress, load_mtp
 from kernels.linear import linear
 from kernels.norm import rms0
 

@@ -3,12 +3,13 @@
 import torch
 
 from engine.artifact.config import TextConfig, mrope_axes
+from engine.artifact.parameters import ParameterSource
 from engine.model.attention import full_attention
 from engine.model.batch import Batch, check
 from engine.model.feed_forward import feed_forward
 from engine.model.gated_delta_net import gated_delta_net
 from engine.model.pools import Pools
-from engine.model.weights import AttentionWeights, ParameterSource, Progress, TextWeights, load_text
+from engine.model.weights import AttentionWeights, Progress, TextWeights, load_text
 from kernels.embedding import embedding
 from kernels.linear import linear
 from kernels.norm import rms0
@@ -30,8 +31,8 @@ class Rotation:
 class TextModel:
     """Embedding, decoder blocks, final norm and output head (spec/model.md §3, §7).
 
-    Residuals take the dtype of the matrices: bfloat16, or float32 on the CPU. Callers that do not train run it under
-    `torch.inference_mode()`.
+    Residuals take the dtype of the matrices: bfloat16, or float32 on the CPU. `forward` writes to pools in place, so it
+    runs under `torch.inference_mode()`; the kernels under it are differentiable, `forward` is not.
     """
 
     def __init__(self, config: TextConfig, weights: TextWeights) -> None:

@@ -6,7 +6,8 @@ first and filled block by block: loading never holds more than one decoded param
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from math import prod
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,16 +15,10 @@ import numpy.typing as npt
 import torch
 
 from engine.artifact.config import Experts, TextConfig
+from engine.artifact.parameters import ParameterSource
 from engine.exits import ArtifactError
 
 Progress = Callable[[int, int], None]
-
-
-class ParameterSource(Protocol):
-    """Anything that decodes logical parameters: an opened artifact, or a test's state dictionary."""
-
-    def values(self, name: str) -> npt.NDArray[Any]:
-        """The parameter in its logical shape, bfloat16 (ml_dtypes) or float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +220,8 @@ class Loader:
 
     def _read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         values = self._source.values(name)
+        if values.shape == (prod(shape),):
+            values = values.reshape(shape)  # an artifact may bind pieces whose shape only the config tells
         if values.shape != shape:
             raise ArtifactError(
                 f"parameter {name} has shape {list(values.shape)}; the text config asks for {list(shape)}"

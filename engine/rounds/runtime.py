@@ -11,22 +11,16 @@ from engine.rounds.sampling import Sampler
 
 @dataclass(frozen=True)
 class Runtime:
-    """A model with its pools and the sampler. Nothing here is allocated again after `reserve`."""
+    """A model with its pools and the sampler. Nothing here is allocated again after the boot has reserved it."""
 
     model: Model
     pools: Any
     sampler: Sampler
     device: torch.device
-
-    @property
-    def columns_together(self) -> bool:
-        """Whether a round runs all its lanes in one forward pass.
-
-        On the CPU it does not: the matrix library picks another order of sums for another number of rows, so a
-        request's numbers would depend on its neighbours. One lane at a time costs little there (the weights are read
-        from the same memory either way at these sizes) and makes every request reproducible to the bit.
-        """
-        return self.device.type != "cpu"
+    # Whether a round runs all its lanes in one forward pass. On the CPU it must not: the matrix library takes another
+    # order of sums for another number of rows, so a request's numbers would depend on its neighbours. One lane at a
+    # time costs little there, at the sizes the CPU runs, and makes every request reproducible to the bit.
+    columns_together: bool
 
     def start_lane(self, slot: int, generated: list[int]) -> None:
         """A request takes `slot`: zero its state image and its counts. `generated` is not empty after a pause."""

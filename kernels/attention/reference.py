@@ -11,6 +11,8 @@ import torch
 from torch.nn import functional
 
 PAGE_TOKENS = 64
+# Long prefills go in blocks of columns: the mask stays small, and later keys are not scored for earlier columns.
+BLOCK_COLUMNS = 256
 
 Rows = slice | torch.Tensor
 
@@ -44,6 +46,17 @@ def causal_attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tens
     0 .. S - W + j. Query head n uses key head n // (Hq / Hkv). The scale is 1 / sqrt(D). gate [W, Hq, D]. Returns
     [W, Hq, D] in query's dtype; softmax and sums are float32 or better.
     """
+    width, before = query.shape[0], keys.shape[0] - query.shape[0]
+    blocks = []
+    for begin in range(0, width, BLOCK_COLUMNS):
+        end = min(begin + BLOCK_COLUMNS, width)
+        blocks.append(_attend(query[begin:end], keys[: before + end], values[: before + end]))
+    mixed = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    return (mixed.to(wide) * gate.to(wide).sigmoid()).to(query.dtype)
+
+
+def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     width, heads, dim = query.shape
     tokens, key_heads, _ = keys.shape
     group = heads // key_heads
@@ -56,6 +69,4 @@ def causal_attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tens
     mixed = functional.scaled_dot_product_attention(
         rows, keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0), attn_mask=visible
     )
-    mixed = mixed.view(key_heads, width, group, dim).transpose(0, 1).reshape(width, heads, dim)
-    wide = torch.promote_types(query.dtype, torch.float32)
-    return (mixed.to(wide) * gate.to(wide).sigmoid()).to(query.dtype)
+    return mixed.view(key_heads, width, group, dim).transpose(0, 1).reshape(width, heads, dim)

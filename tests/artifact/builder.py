@@ -1,5 +1,6 @@
 """Small artifacts of random content for the tests of reading, verifying and the command."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -136,10 +137,17 @@ def _write_nvfp4(
     return np.asarray((magnitude * steps).astype(np.float32) / divisor, np.float32)
 
 
+def tokenizer(count: int) -> dict[str, bytes]:
+    """The two tokenizer resources, with `count` tokens."""
+    vocabulary = {chr(0x21 + index): index for index in range(count)}
+    model = {"model": {"type": "BPE", "vocab": vocabulary}, "decoder": {"type": "ByteLevel"}}
+    return {"tokenizer.json": json.dumps(model).encode(), "tokenizer_config.json": b"{}"}
+
+
 def write_model(path: Path, *, limit: int = 32_000_000_000, drop: str | None = None) -> None:
     """Write a complete random artifact of the text component, without the parameter `drop`."""
     config = parse_text_config(COMPONENTS["text"]["config"])
-    resources = {"tokenizer.json": b"{}", "chat_template.jinja": "{{ messages }} ü".encode()}
+    resources = {**tokenizer(60), "chat_template.jinja": "{{ messages }} ü".encode()}
     specs: list[TensorSpec | ResourceSpec] = [ResourceSpec(role, len(data)) for role, data in resources.items()]
     kinds = ["q4_g64_fp16", "q5_g64_fp16", "q6_g64_fp16", "q8_g32_fp16", "fp8_e4m3fn_row_bf16"]
     uses = []

@@ -40,7 +40,7 @@ def test_inspect_lists_objects_and_bindings_and_prints_json(model: Path) -> None
     assert text.count("text/layers/0/gdn/query") == 3
     data = json.loads(run("inspect", model, "--objects", "--bindings", "--json").stdout)
     assert data["version"] == 3
-    assert data["counts"]["objects"] == len(data["objects"]) == data["counts"]["tensors"] + 2
+    assert data["counts"]["objects"] == len(data["objects"]) == data["counts"]["tensors"] + 3
     assert data["counts"]["bindings"] == len(data["bindings"])
     assert data["bytes"]["files"] == model.stat().st_size
     assert sum(row["bytes"] for row in data["formats"].values()) == data["bytes"]["tensors"]

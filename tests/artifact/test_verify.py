@@ -16,7 +16,7 @@ from engine.artifact.parameters import text_parameters
 from engine.artifact.verify import Pin, Report, verify
 from engine.artifact.words import check_words
 from engine.artifact.writer import ArtifactWriter, ResourceSpec, TensorSpec, plan_objects
-from tests.artifact.builder import COMPONENTS, EMPTY_TEXT, write_model, write_random
+from tests.artifact.builder import COMPONENTS, EMPTY_TEXT, tokenizer, write_model, write_random
 
 
 def report_of(path: Path, **more: Any) -> Report:
@@ -37,7 +37,7 @@ def test_a_complete_artifact_is_good(tmp_path: Path) -> None:
     assert report.sha256 == digest
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
     assert seen[-1][1] == seen[-1][2] > path.stat().st_size
-    assert report.notes[0].startswith("resource text/tokenizer.json: 2 bytes, SHA-256 44136fa355b3678a")
+    assert report.notes[1].startswith("resource text/tokenizer_config.json: 2 bytes, SHA-256 44136fa355b3678a")
 
 
 def test_a_file_set_is_good_and_a_missing_part_is_named(tmp_path: Path) -> None:
@@ -172,6 +172,7 @@ def test_uses_policies_types_and_shapes_are_compared_with_the_inventory(tmp_path
         report = verify(artifact, inventory=wanted)
         divisor_value = float(artifact.values("d")[()])
     problems = [
+        "component 'text' has no resource 'tokenizer.json'; it has: none",
         "component 'mtp': its target is None, not 'text'",
         "parameter 'text/token_embedding': has shape [100, 63], needs [100, 64]",
         "parameter 'text/output_head': its use for input 'text/final_hidden' has no activation policy",
@@ -194,18 +195,28 @@ def test_uses_policies_types_and_shapes_are_compared_with_the_inventory(tmp_path
         ([0, 9, 5], 10, None),
         ([0, 9, 9], 10, "proposal/token_ids: a token appears twice"),
         ([0, 9, 10], 10, "proposal/token_ids: ids 0 to 10 leave 0..9"),
-        ([0, 9, -1], None, "proposal/token_ids: ids -1 to 9 leave 0..99"),
+        ([0, 9, -1], None, "proposal/token_ids: ids -1 to 9 leave 0..59"),
     ],
 )
 def test_proposal_ids(tmp_path: Path, ids: list[int], token_count: int | None, problem: str | None) -> None:
-    text = {**COMPONENTS["text"], "proposal": {"domain": "indexed", "rows": 3}}
-    plan = plan_objects([TensorSpec("i", (3,), "int32")])
+    config = {**COMPONENTS["text"]["config"], "vocab_size": 60}
+    resources = tokenizer(token_count) if token_count is not None else {}
+    text = {
+        "config": config,
+        "resources": {role: role for role in resources},
+        "proposal": {"domain": "indexed", "rows": 3},
+    }
+    plan = plan_objects(
+        [*(ResourceSpec(role, len(data)) for role, data in resources.items()), TensorSpec("i", (3,), "int32")]
+    )
     bindings = {"proposal/token_ids": {"object": "i"}}
     with ArtifactWriter(tmp_path / "a", plan, components={"text": text}, bindings=bindings) as writer:
+        for role, data in resources.items():
+            writer.write_resource(role, data)
         writer.write_direct("i", np.array(ids, np.int32))
         writer.commit()
     with Artifact.open(tmp_path / "a") as artifact:
-        problems = verify(artifact, token_count=token_count).problems
+        problems = verify(artifact).problems
     assert problems == ([problem] if problem else [])
 
 

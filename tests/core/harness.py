@@ -50,6 +50,11 @@ class Answer:
         return self.parts[-1]
 
     @property
+    def over(self) -> bool:
+        """Nothing more will come."""
+        return self.rejected is not None or self.finish is not None
+
+    @property
     def finish(self) -> str | None:
         """How it ended, if it has."""
         return self.parts[-1].finish if self.parts else None
@@ -86,6 +91,7 @@ class Harness:
     kv_capacity: int = 1024
     max_pending: int = 16
     output_reserve: int = 256
+    columns_together: bool = False
     prefill_chunk: int = 128
     vocabulary: Sequence[bytes] = field(default_factory=lambda: TINY_VOCABULARY)
     now: float = 1000.0
@@ -98,7 +104,9 @@ class Harness:
         pages = pages_for(self.kv_capacity)
         pools = self.model.new_pools(pages, self.lanes, kv_dtype=torch.bfloat16, state_dtype=torch.float32)
         self.loop = Loop(
-            Runtime(self.model, pools, Sampler(self.lanes, self.model.token_count, device), device),
+            Runtime(
+                self.model, pools, Sampler(self.lanes, self.model.token_count, device), device, self.columns_together
+            ),
             Scheduler(
                 PagePool(pages),
                 StatePool(self.lanes),

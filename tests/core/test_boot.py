@@ -180,6 +180,12 @@ def test_a_warm_up_that_fails(start: Start) -> None:
             ExitCode.DOES_NOT_FIT,
             ["runtime reservation requires", "a max_context and kv_capacity of"],
         ),
+        (
+            {"out_of_memory": True},
+            {},
+            ExitCode.DOES_NOT_FIT,
+            ["runtime reservation requires", "phase warm-up", "max_context 512", "you tried to allocate"],
+        ),
         ({"config": {"max_position_embeddings": 511}}, {}, ExitCode.CONFIGURATION, ["max_context is 512", "511"]),
     ],
 )

@@ -74,7 +74,7 @@ def test_a_stop_string_in_the_prompt_is_no_stop() -> None:
 def seeded(id: int) -> Submit:
     prompt = [(id * 31 + i * 7) % 64 for i in range(3 + 40 * id)]
     return submit(
-        prompt, 30, id=id, temperature=0.9, top_p=0.95, presence_penalty=0.5, frequency_penalty=0.2, seed=id * 977
+        prompt, 16, id=id, temperature=0.9, top_p=0.95, presence_penalty=0.5, frequency_penalty=0.2, seed=id * 977
     )
 
 
@@ -83,6 +83,15 @@ def test_a_seeded_answer_is_the_same_alone_and_among_seven() -> None:
     alone = [Harness(lanes=1, kv_capacity=512).run(seeded(id))[0] for id in range(8)]
     assert [a.tokens for a in together] == [a.tokens for a in alone]
     assert all(len(set(a.tokens)) > 3 for a in alone)
+
+
+def test_lanes_that_run_together_get_the_same_answers_from_an_exact_model() -> None:
+    """The fake model has no order of sums, so here one pass for all lanes changes nothing."""
+    together = Harness(lanes=4, kv_capacity=2048, columns_together=True)
+    assert [answer.tokens for answer in together.run(*(seeded(id) for id in range(4)))] == [
+        Harness(lanes=1, kv_capacity=512).run(seeded(id))[0].tokens for id in range(4)
+    ]
+    assert together.loop.counters.rounds > together.model.forwards / 3
 
 
 def test_other_seeds_give_other_answers() -> None:
@@ -189,7 +198,7 @@ def test_deadlines_count_only_in_the_queue() -> None:
     harness.cycle()
     harness.now += 2
     harness.cycle()
-    assert late.rejected is None
+    assert not late.over
     harness.now += 0.5
     harness.cycle()
     assert late.rejected is not None
@@ -215,7 +224,8 @@ def test_a_poisoned_lane_fails_alone() -> None:
     harness = Harness(FakeModel(counting=True, poison=33), lanes=3, kv_capacity=1536)
     poisoned, healthy, prompt = harness.run(submit([30], 20, id=1), submit([2], 20, id=2), submit([5, 33, 6], 20, id=3))
     assert (poisoned.tokens, poisoned.finish, poisoned.last.error) == ([31, 32, 33], "error", STEP_FAILED)
-    assert healthy.finish == "length" and len(healthy.tokens) == 20
+    assert healthy.finish == "length"
+    assert len(healthy.tokens) == 20
     assert (prompt.tokens, prompt.finish) == ([], "error")
     assert harness.loop.counters.failed == 2
 
@@ -307,7 +317,7 @@ def test_drain_is_bounded(again: bool) -> None:
     harness.cycle(3)
     harness.loop.inbox.put(Drain())
     harness.cycle(3)
-    assert running.finish is None
+    assert not running.over
     if again:
         harness.loop.inbox.put(Drain())
     else:
@@ -347,7 +357,7 @@ ANYTHING = st.builds(
 FUZZED = Harness(lanes=2, max_context=64, kv_capacity=128)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(ANYTHING, ANYTHING)
 def test_absurd_numbers_are_refused_or_answered(first: Submit, second: Submit) -> None:
     for message in (first, second):

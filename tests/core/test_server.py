@@ -2,9 +2,10 @@
 
 import os
 import socket
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,14 @@ from tests.rounds.fake_model import FakeModel
 
 HELLO = Hello(version=VERSION, fingerprint="f" * 32, model="fake")
 LIMITS = Limits(max_context=512, kv_capacity=1024, lanes=2, max_pending=3, token_count=64)
+
+
+def until(done: Callable[[], bool]) -> None:
+    """Wait for another thread."""
+    end = time.monotonic() + 10
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.002)
 
 
 class Box:
@@ -71,10 +80,7 @@ class Box:
 
     def idle(self) -> None:
         """Wait until no request lives, then look at the books."""
-        end = time.monotonic() + 10
-        while not self.harness.scheduler.idle or not self.loop.inbox.empty():
-            assert time.monotonic() < end
-            time.sleep(0.005)
+        until(lambda: self.harness.scheduler.idle and self.loop.inbox.empty())
 
     def close(self) -> None:
         if self.thread.is_alive():
@@ -140,19 +146,28 @@ def test_two_clients_do_not_see_each_other(box: Box) -> None:
         assert second.answer(1).tokens == list(range(41, 61))
 
 
-def test_cancel_ends_a_stream_within_a_round(box: Box) -> None:
-    box.harness.model.delay = 0.05
-    with box.client() as client:
+@pytest.mark.parametrize("how", ["cancel", "close"])
+def test_a_lane_is_free_within_the_round_that_runs(box: Box, how: str) -> None:
+    model = box.harness.model
+    model.gate = threading.Semaphore(4)  # the prompt and three rounds
+    with box.client() as client, box.client() as other:
         client.send(submit([1], 400))
-        client.until(lambda: 1 in client.answers and len(client.answers[1].tokens) == 3)
-        seen = client.answers[1].rounds[-1]
-        client.send(Cancel(id=1))
-        answer = client.answer(1)
-        assert answer.finish == "cancelled"
-        # The round that was running when the cancel came may end; no other begins.
-        assert answer.rounds[-1] <= seen + 1
-        client.send(submit([1], 2, id=2))
-        assert client.answer(2).finish == "length"
+        client.until(lambda: 1 in client.answers and len(client.answers[1].tokens) == 4)
+        until(lambda: model.forwards == 5)  # the fourth round is running
+        if how == "cancel":
+            client.send(Cancel(id=1))
+        else:
+            client.close()
+        until(lambda: not box.loop.inbox.empty())
+        model.gate.release()
+        if how == "cancel":
+            answer = client.answer(1)
+            assert (answer.finish, len(answer.tokens), answer.rounds[-1]) == ("cancelled", 5, 4)
+        box.idle()
+        assert model.forwards == 5
+        model.gate.release(2)
+        other.send(submit([1], 2))
+        assert other.answer(1).finish == "length"
 
 
 def test_a_closed_connection_frees_its_lanes_for_those_who_wait(box: Box) -> None:
@@ -312,3 +327,32 @@ def test_a_stale_socket_is_replaced_and_a_file_is_not(tmp_path: Path) -> None:
     assert file.read_text() == "precious"
     with pytest.raises(ConfigurationError, match="No such file"):
         listen(tmp_path / "absent" / "s")
+
+
+def test_no_message_is_left_behind(tmp_path: Path) -> None:
+    """Sending races with the server's going to sleep; whatever is queued last must still go out."""
+    box = Box(tmp_path / "s", FakeModel())
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads change places in the middle of everything
+    try:
+        with Client(box.path, timeout=10) as client:
+            client.until(lambda: client.kinds == ["Hello", "Boot"])
+            for _ in range(5000):
+                client.kinds.clear()
+                for _ in range(3):
+                    box.server.send(1, Statistics())
+                client.until(lambda: len(client.kinds) == 3)
+    finally:
+        sys.setswitchinterval(interval)
+        box.close()
+
+
+def test_an_idle_engine_uses_no_time(box: Box) -> None:
+    with box.client() as client:
+        client.send(submit([10], 3))
+        client.answer(1)
+        box.idle()
+        time.sleep(0.1)
+        before = time.process_time()
+        time.sleep(0.5)
+        assert time.process_time() - before < 0.05

@@ -15,7 +15,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("width", "tokens"), [(1, 1), (1, 70), (4, 4), (5, 130), (64, 64)])
+@pytest.mark.parametrize(("width", "tokens"), [(1, 1), (1, 70), (4, 4), (5, 130), (64, 64), (270, 300)])
 @pytest.mark.parametrize(("heads", "key_heads"), [(6, 2), (8, 1), (2, 2)])
 def test_against_a_loop(width: int, tokens: int, heads: int, key_heads: int) -> None:
     dim = 32

@@ -37,7 +37,8 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(account=accounts, tokens=st.integers(0, CAPACITY * PAGE_TOKENS + 1))
     def cover(self, account: PageAccount, tokens: int) -> None:
         if account not in self.expected:  # closed
-            assert not account.cover(tokens) and not account.pages
+            assert not account.cover(tokens)
+            assert not account.pages
             return
         leased, reserved = self.expected[account]
         missing = max(0, pages_for(tokens) - leased)

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from engine.artifact.config import TextConfig
-from engine.model import MtpLayer, ParameterSource, TextModel
+from engine.artifact.parameters import ParameterSource
+from engine.model import MtpLayer, TextModel
 from tests.model.oracle import FAMILIES, TOKEN_COUNT, StateDictionarySource, mtp_state, text_config, transformers_model
 
 CPU = torch.device("cpu")

@@ -52,6 +52,7 @@ def test_a_good_batch() -> None:
         ([Segment(0, 3, 0, [0], 3)], "state slot 3; the pool has 3"),
         ([Segment(0, 3, 0, [0], 1), Segment(3, 4, 0, [1], 1)], "state slot 1 belongs to an earlier segment"),
         ([Segment(0, 3, 0, [0], 0), Segment(3, 4, 64, [0, 1], 1)], "segment 0 would write to a page of segment 1"),
+        ([Segment(0, 3, 70, [0, 1], 0), Segment(3, 4, 80, [2, 1], 1)], "segment 0 would write to a page of segment 1"),
         ([Segment(0, 3, 64, [0, 1], 0), Segment(3, 4, 0, [0], 1)], "segment 1 would write to a page of segment 0"),
     ],
 )

@@ -4,6 +4,7 @@ It believes nothing it is told: tokens are read back from the pages that the bat
 gone through the state slot. A wrong page, a state that was not reset, or a skipped token is an error at once.
 """
 
+import threading
 import time
 from dataclasses import dataclass
 
@@ -25,7 +26,8 @@ class FakePools:
 
 @dataclass
 class FakeModel:
-    """`counting` makes the successor of the last token by far the likeliest. `delay` seconds a forward pass.
+    """`counting` makes the successor of the last token by far the likeliest. `delay` seconds a forward pass, or one
+    permit of `gate`.
 
     A batch with the token `poison` raises; after the token `not_a_number` the logits are NaN.
     """
@@ -33,8 +35,10 @@ class FakeModel:
     token_count: int = 64
     counting: bool = False
     delay: float = 0.0
+    gate: threading.Semaphore | None = None
     poison: int | None = None
     not_a_number: int | None = None
+    out_of_memory: bool = False
     forwards: int = 0
     columns: int = 0
 
@@ -53,6 +57,12 @@ class FakeModel:
         self.columns += len(batch.token_ids)
         if self.delay:
             time.sleep(self.delay)
+        if self.gate is not None:
+            assert self.gate.acquire(timeout=20)
+        if self.out_of_memory:
+            raise RuntimeError(
+                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
+            )
         if self.poison is not None and self.poison in batch.token_ids:
             raise RuntimeError("poisoned")
         hidden = torch.empty(len(batch.token_ids), 2, dtype=torch.int64)

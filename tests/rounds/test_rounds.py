@@ -12,10 +12,10 @@ CPU = torch.device("cpu")
 RANDOM = Sampling(temperature=1.0, top_p=0.9, presence_penalty=0.4, frequency_penalty=0.3, seed=11)
 
 
-def runtime(model: FakeModel | None = None, lanes: int = 3) -> Runtime:
+def runtime(model: FakeModel | None = None, lanes: int = 3, *, together: bool = False) -> Runtime:
     model = model or FakeModel()
     pools = model.new_pools(16, lanes, kv_dtype=torch.bfloat16, state_dtype=torch.float32)
-    return Runtime(model, pools, Sampler(lanes, model.token_count, CPU), CPU)
+    return Runtime(model, pools, Sampler(lanes, model.token_count, CPU), CPU, together)
 
 
 def generate(made: Runtime, slot: int, pages: list[int], prompt: list[int], count: int, cuts: list[int]) -> list[int]:
@@ -71,6 +71,16 @@ def test_a_failing_lane_fails_alone() -> None:
     first, second, third = decode(made, columns)
     assert (first, third) == (Drawn(6), Drawn(8))
     assert isinstance(second, RuntimeError)
+
+
+def test_a_failing_step_of_all_lanes_fails_all_of_them() -> None:
+    made = runtime(FakeModel(counting=True, poison=9), together=True)
+    greedy = Sampling(temperature=0.0)
+    columns = [(Span(slot, 0, [slot], [5 + slot]), Draw(slot, 1, PURPOSE_DECODE, greedy)) for slot in range(3)]
+    assert decode(made, columns) == [Drawn(6), Drawn(7), Drawn(8)]
+    assert made.model.forwards == 1  # type: ignore[attr-defined]
+    columns[1] = Span(1, 1, [1], [9]), columns[1][1]
+    assert all(isinstance(result, RuntimeError) for result in decode(made, columns))
 
 
 def test_logits_must_be_finite() -> None:
