@@ -49,7 +49,7 @@ class Profile:
 
 
 def load_profile(model: str, name: str, *, explicit: bool, path: Path = DEFAULT_PROFILES) -> Profile:
-    """The profile called `name` of `model`. A model without profiles has an empty one, unless another than the default was asked for.
+    """The profile called `name` of `model`. A model without profiles has an empty one as its default.
 
     Raises:
         ConfigurationError: no such profile, or the file is malformed.
