@@ -11,11 +11,14 @@ from aiohttp import web
 from engine.api.body import parse_body, read_body
 from engine.api.errors import ApiError
 from engine.api.exchange import Exchange, exchange
-from engine.api.generation import Account, Ask, Prefilled, Silence, TextDelta
+from engine.api.generation import Account, Ask, MadeCall, Prefilled, Silence, TextDelta, gather
 from engine.api.schemas import ChatRequest, messages_for_template
 from engine.api.service import SERVICE
 from engine.api.sse import EventStream
+from engine.api.tools import Toolset, new_call_id
 from engine.protocol import Finish
+from engine.text.tool_events import CallArguments, CallEnd, CallStart
+from engine.text.tools import Kind
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -29,16 +32,17 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
             404, f"the model {chat.model[:100]!r} is not here; this server has {name!r}",
             code="model_not_found", param="model",
         )  # fmt: skip
+    tools = chat.toolset
     id = f"chatcmpl-{secrets.token_hex(8)}"
     async with exchange(
         request, "openai_chat_completions", id=id, model=name, stream=bool(chat.stream), arrived=arrived
     ) as running:
-        await running.prepare(lambda: ask_of(chat))
+        await running.prepare(lambda: ask_of(chat, tools))
         answer = Answer(chat, running)
         return await answer.stream(request) if chat.stream else web.json_response(await answer.whole())
 
 
-def ask_of(chat: ChatRequest) -> Ask:
+def ask_of(chat: ChatRequest, tools: Toolset) -> Ask:
     """The request in no protocol's terms."""
     return Ask(
         messages=messages_for_template(chat.messages),
@@ -50,12 +54,15 @@ def ask_of(chat: ChatRequest) -> Ask:
         reasoning_effort=chat.reasoning_effort,
         preserve_thinking=chat.preserve_thinking,
         template_kwargs=chat.chat_template_kwargs or {},
+        tools=tools,
     )
 
 
-def finish_reason(finish: Finish | None) -> str:
+def finish_reason(finish: Finish | None, *, calls: bool) -> str:
     """OpenAI's word for how the answer ended."""
-    return "length" if finish in ("length", "context") else "stop"
+    if finish in ("length", "context"):
+        return "length"
+    return "tool_calls" if calls else "stop"
 
 
 @dataclass
@@ -76,24 +83,21 @@ class Answer:
 
     async def whole(self) -> dict[str, Any]:
         """The complete answer (§7.2)."""
-        reasoning: list[str] = []
-        content: list[str] = []
         async with aclosing(self.running.events()) as events:
-            async for event in events:
-                if isinstance(event, TextDelta):
-                    (reasoning if event.reasoning else content).append(event.text)
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(content), "refusal": None}
-        if reasoning:
-            message["reasoning_content"] = "".join(reasoning)
+            answer = await gather(events)
+        calls = [_whole_call(call) for call in answer.calls if call.complete]
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if calls and not answer.content else answer.content,
+            "refusal": None,
+        }
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if calls:
+            message["tool_calls"] = calls
+        finish = finish_reason(self.account.finish, calls=bool(calls))
         return self._head("chat.completion") | {
-            "choices": [
-                {
-                    "index": 0,
-                    "message": message,
-                    "logprobs": None,
-                    "finish_reason": finish_reason(self.account.finish),
-                }
-            ],
+            "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish}],
             "usage": self.account.usage(),
             "timings": self.account.timings(),
         }
@@ -112,19 +116,20 @@ class Answer:
 
     async def _write(self, stream: EventStream) -> None:
         await stream.send(self._chunk({"role": "assistant", "content": ""}))
+        kinds: list[Kind] = []
         async with aclosing(self.running.events()) as events:
             async for event in events:
-                if isinstance(event, TextDelta):
-                    chunk = self._chunk({"reasoning_content" if event.reasoning else "content": event.text})
-                    if self.chat.timings_per_token:
-                        chunk["timings"] = self.account.timings()
-                    await stream.send(chunk)
-                elif isinstance(event, Prefilled):
+                if isinstance(event, Prefilled):
                     if self.chat.return_progress:
                         await stream.send(self._chunk({}) | {"prompt_progress": self.account.progress()})
                 elif isinstance(event, Silence):
                     await stream.keep_alive()
-        last = self._chunk({}, finish_reason(self.account.finish))
+                elif not isinstance(event, CallEnd):
+                    chunk = self._chunk(_delta(event, kinds))
+                    if self.chat.timings_per_token:
+                        chunk["timings"] = self.account.timings()
+                    await stream.send(chunk)
+        last = self._chunk({}, finish_reason(self.account.finish, calls=bool(kinds)))
         if not self._with_usage:
             last["timings"] = self.account.timings()
         await stream.send(last)
@@ -142,3 +147,23 @@ class Answer:
     def _with_usage(self) -> bool:
         options = self.chat.stream_options
         return options is not None and bool(options.include_usage)
+
+
+def _whole_call(call: MadeCall) -> dict[str, Any]:
+    return {"id": new_call_id(), "type": call.kind, call.kind: _called(call.kind, call.arguments, call.name)}
+
+
+def _called(kind: Kind, text: str, name: str | None = None) -> dict[str, Any]:
+    return ({} if name is None else {"name": name}) | {"input" if kind == "custom" else "arguments": text}
+
+
+def _delta(event: TextDelta | CallStart | CallArguments, kinds: list[Kind]) -> dict[str, Any]:
+    """What one event adds to the message; `kinds` are those of the calls so far."""
+    if isinstance(event, TextDelta):
+        return {"reasoning_content" if event.reasoning else "content": event.text}
+    if isinstance(event, CallStart):
+        kinds.append(event.kind)
+        head = {"index": event.index, "id": new_call_id(), "type": event.kind}
+        return {"tool_calls": [head | {event.kind: _called(event.kind, "", event.name)}]}
+    kind = kinds[event.index]
+    return {"tool_calls": [{"index": event.index, kind: _called(kind, event.text)}]}

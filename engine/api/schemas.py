@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from engine.api.chat_tools import DeclaredTool, declare
 from engine.api.fields import (
     LARGEST_COUNT,
     NO_CONSTRAINTS,
@@ -33,6 +34,8 @@ from engine.api.fields import (
     refuse,
     whole,
 )
+from engine.api.tool_choice import Choice, read_choice
+from engine.api.tools import Toolset, assistant_turn, historic_call, in_call_order, result_turn
 
 LONGEST_STOP = 1024
 
@@ -49,7 +52,7 @@ def _all_zero(value: Any) -> bool:
     return all(isinstance(item, int | float) and item == 0 for item in value.values())
 
 
-_NO_TOOLS = "this version calls no tools; send no tools and describe them in the prompt"
+_NO_LEGACY = "functions are declared in tools and chosen with tool_choice"
 
 
 class Part(BaseModel):
@@ -201,14 +204,6 @@ def _stops(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-# Tools that other servers run themselves are dropped, as the clients that send them expect (spec/serving.md §6.5).
-_HOSTED = ("web_search", "code_interpreter", "file_search", "image_generation", "computer_use", "mcp")
-
-
-def _only_hosted(tools: Any) -> bool:
-    return all(isinstance(tool, dict) and str(tool.get("type")).startswith(_HOSTED) for tool in tools)
-
-
 _Refused = Annotated[Any, never("constrained_decoding_not_supported", NO_CONSTRAINTS)]
 
 
@@ -257,6 +252,12 @@ class ChatRequest(BaseModel):
         never("parameter_not_supported", "a thinking budget is not in this version; use max_tokens"),
     ] = None
 
+    # Tools
+    tools: list[DeclaredTool] | None = None
+    tool_choice: Annotated[Choice, BeforeValidator(read_choice)] = Choice()
+    parallel_tool_calls: StrictBool | None = None
+    tool_constraints: Literal["basic", "auto"] | None = None
+
     # What this version lacks
     n: Annotated[
         Annotated[int, whole(1, LARGEST_COUNT)] | None,
@@ -269,12 +270,8 @@ class ChatRequest(BaseModel):
     top_logprobs: Annotated[
         Annotated[int, whole(0, 20)] | None, only(one_of(0), "logprobs_not_supported", NO_LOGPROBS)
     ] = None  # fmt: skip
-    tools: Annotated[list[Any] | None, only(_only_hosted, "tools_not_supported", _NO_TOOLS)] = None
-    tool_choice: Annotated[Any, only(one_of("none", "auto"), "tool_choice_not_supported", _NO_TOOLS)] = None
-    parallel_tool_calls: StrictBool | None = None
-    tool_constraints: Literal["basic", "auto"] | None = None
-    functions: Annotated[list[Any] | None, only(_empty, "legacy_tools_not_supported", _NO_TOOLS)] = None
-    function_call: Annotated[Any, only(one_of("none", "auto"), "legacy_tools_not_supported", _NO_TOOLS)] = None
+    functions: Annotated[list[Any] | None, only(_empty, "legacy_tools_not_supported", _NO_LEGACY)] = None
+    function_call: Annotated[Any, only(one_of("none", "auto"), "legacy_tools_not_supported", _NO_LEGACY)] = None
     response_format: ResponseFormat | None = None
     structured_outputs: _Refused = None
     grammar: _Refused = None
@@ -318,42 +315,37 @@ class ChatRequest(BaseModel):
         """The longest answer that the request states."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    @property
+    def toolset(self) -> Toolset:
+        """Declared tools and the choice among them. Raises ApiError: they cannot be had."""
+        return declare(self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls is not False)
+
 
 def messages_for_template(messages: list[ChatMessage]) -> list[dict[str, Any]]:
-    """The conversation as the template reads it: parts, decoded call arguments, one name for reasoning."""
-    return [_for_template(message) for message in messages]
+    """The conversation as the template reads it: parts, one name for reasoning, results in the order of their calls."""
+    return in_call_order([_for_template(message) for message in messages])
 
 
 def _for_template(message: ChatMessage) -> dict[str, Any]:
-    content: str | list[dict[str, str]]
+    content: str | list[dict[str, Any]]
     if isinstance(message.content, list):
         content = [{"type": "text", "text": part.value} for part in message.content]
     else:
         content = message.content if message.content is not None else (message.refusal or "")
-    made: dict[str, Any] = {"role": "tool" if message.role == "function" else message.role, "content": content}
     if message.role in ("tool", "function"):
-        made["tool_call_id"] = message.tool_call_id or message.name
-    if message.role == "assistant":
-        thought = message.reasoning_content if message.reasoning_content is not None else message.reasoning
-        if thought is not None:
-            made["reasoning_content"] = thought
-        calls = [_call(call) for call in message.tool_calls or ()]
-        if message.function_call is not None:
-            name = message.function_call.name
-            calls.append({"id": name, "type": "function", "function": _function(message.function_call)})
-        if calls:
-            made["tool_calls"] = calls
-    return made
+        return result_turn(message.tool_call_id or message.name or "", content)
+    if message.role != "assistant":
+        return {"role": message.role, "content": content}
+    calls = [_call(call) for call in message.tool_calls or ()]
+    if message.function_call is not None:
+        called = message.function_call
+        calls.append(historic_call(called.name, called.name, called.arguments))
+    thought = message.reasoning_content if message.reasoning_content is not None else message.reasoning
+    return assistant_turn(content, reasoning=thought, calls=calls)
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
     if call.function is not None:
-        return {"id": call.id, "type": "function", "function": _function(call.function)}
+        return historic_call(call.id, call.function.name, call.function.arguments)
     assert call.custom is not None  # checked by the model
-    # A free-text tool is shown to the model as a function with one string (spec/serving.md §6.5).
-    function = {"name": call.custom.name, "arguments": {"input": call.custom.input}}
-    return {"id": call.id, "type": "function", "function": function}
-
-
-def _function(function: CalledFunction) -> dict[str, Any]:
-    return {"name": function.name, "arguments": function.arguments}
+    return historic_call(call.id, call.custom.name, call.custom.input, "custom")

@@ -115,3 +115,28 @@ def result_turn(identity: str, content: Content, *, failed: bool = False) -> dic
         marker = "[tool_error]\n"
         content = marker + content if isinstance(content, str) else [{"type": "text", "text": marker}, *content]
     return {"role": "tool", "tool_call_id": identity, "content": content}
+
+
+def in_call_order(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with each run of results in the order of the calls before it.
+
+    A template shows results without their ids, so their order is what tells the model which is which. Results of
+    unknown calls follow.
+    """
+    ordered: list[dict[str, Any]] = []
+    places: dict[str, int] = {}
+    run: list[dict[str, Any]] = []
+
+    def flush() -> None:
+        ordered.extend(sorted(run, key=lambda result: places.get(result["tool_call_id"], len(places))))
+        run.clear()
+
+    for message in messages:
+        if message["role"] == "tool":
+            run.append(message)
+            continue
+        flush()
+        places = {call["id"]: index for index, call in enumerate(message.get("tool_calls", ()))}
+        ordered.append(message)
+    flush()
+    return ordered
