@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.api.anthropic_box import ask, body, frames, message_of, same_answer
-from tests.api.box import Box, running
+from tests.api.box import Box
 from tests.api.nano import frontend
 
 ON = {"thinking": {"type": "adaptive"}}
@@ -216,22 +216,25 @@ def test_an_error_in_the_middle_ends_the_stream(box: Box) -> None:
     assert "message_stop" not in [name for name, _ in events]
 
 
-def test_capacity(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with running(tmp_path_factory.mktemp("full"), {"lanes": 1, "pending": 1}, pending_timeout_ms=400) as box:
-        connections = []
-        for number in range(2):
-            connection = http.client.HTTPConnection("127.0.0.1", box.port, timeout=10)
-            slow = body({"text": "word " * 50, "delay": 0.05}, stream=True)
-            connection.request("POST", "/v1/messages", json.dumps(slow))
-            box.await_seen("submit", number + 1)
-            connections.append(connection)
-        reply = ask(box)
-        assert (reply.status, reply.json["error"]["type"]) == (529, "overloaded_error")
-        assert reply.headers["Retry-After"] == "2"
-        counted = box.request("POST", "/v1/messages/count_tokens", body())  # takes no place
-        assert counted.status == 200
-        for connection in connections:
-            connection.close()
+def test_capacity(box: Box) -> None:
+    connections = []
+    submits = len(box.seen("submit"))
+    for number in range(4):  # two lanes, two waiting places
+        connection = http.client.HTTPConnection("127.0.0.1", box.port, timeout=10)
+        slow = body({"text": "word " * 50, "delay": 0.05}, stream=True)
+        connection.request("POST", "/v1/messages", json.dumps(slow))
+        box.await_seen("submit", submits + number + 1)
+        connections.append(connection)
+    reply = ask(box)
+    assert (reply.status, reply.json["error"]["type"]) == (529, "overloaded_error")
+    assert reply.headers["Retry-After"] == "2"
+    assert box.request("POST", "/v1/messages/count_tokens", body()).status == 200  # takes no place
+    load = box.request("GET", "/v1/load").json["requests"]
+    assert load["admitted"] == 4
+    cancels = len(box.seen("cancel"))
+    for connection in connections:
+        connection.close()
+    box.await_seen("cancel", cancels + 4)
 
 
 def test_a_long_prompt_renders_in_place(box: Box) -> None:
