@@ -213,7 +213,7 @@ def test_thinking_and_effort(fields: dict[str, Any], thinking: bool | None, effo
 
 
 def test_counting_has_fewer_rules() -> None:
-    body = {"model": "m", "messages": [USER], "tools": [{"name": "a", "input_schema": {}}]}
+    body: dict[str, Any] = {"model": "m", "messages": [USER], "tools": [{"name": "a", "input_schema": {}}]}
     body |= {
         "tool_choice": {"type": "any"},
         "thinking": {"type": "enabled", "budget_tokens": 1024, "display": "omitted"},

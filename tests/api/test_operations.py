@@ -25,7 +25,7 @@ from engine.exits import ConfigurationError
 from engine.protocol import LaneTokens, Statistics, Tokens, pack_ids
 from engine.version import version
 from tests.api.anthropic_box import ask
-from tests.api.box import ROOT, Box, running
+from tests.api.box import Box, running
 
 
 def test_props(box: Box) -> None:
@@ -350,7 +350,7 @@ def fuzz(box: Box, examples: int, *more: str) -> None:
         "--checks", "not_a_server_error,response_schema_conformance,content_type_conformance",
         "--max-examples", str(examples), "--seed", "1", "--suppress-health-check", "all", "--no-color", *more,
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(command, cwd=box.folder, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     log = box.api_log.read_text()
     assert not [name for name in ("request_failed", "stream_failed") if name in log], log[-6000:]
