@@ -27,6 +27,7 @@ class Exchange:
     """What is known about one request while it is served.
 
     Attributes:
+        number: counts the requests of this process.
         model: the label that the request sent.
         id: the id of the answer, such as `msg_…`.
         outcome: how it ends if nothing else happens.
@@ -34,11 +35,13 @@ class Exchange:
 
     service: Service
     account: Account
+    number: int
     protocol: Protocol
     http_id: str
     id: str
     model: str
     stream: bool
+    cache_salt: bytes = b""
     ask: Ask | None = None
     prepared: Prepared | None = None
     outcome: Outcome = "failed"
@@ -63,6 +66,8 @@ class Exchange:
             self.outcome = "rejected"
             raise
         self.account.prompt_tokens = self.prepared.prompt_tokens
+        self.account.prepared = time.monotonic()
+        service.records.started(self)
         return self.prepared
 
     def events(self) -> AsyncGenerator[Event, None]:
@@ -75,6 +80,7 @@ class Exchange:
             self.account,
             pending_timeout_ms=config.pending_timeout_ms,
             silence=config.keep_alive,
+            cache_salt=self.cache_salt,
         )
 
     def failed(self, error: Exception) -> ApiError:
@@ -116,7 +122,10 @@ async def exchange(
     _, limits = service.serving
     with service.admission.slot(limits):
         account = Account(arrived=arrived, on_first_token=service.metrics.first_token)
-        running = Exchange(service, account, protocol, request["identity"][1], id, model, stream)
+        running = Exchange(
+            service, account, service.next_request(), protocol, request["identity"][1], id, model, stream,
+            cache_salt=request.get("cache_salt", b""),
+        )  # fmt: skip
         try:
             yield running
             if running.error is None:
@@ -136,8 +145,11 @@ async def exchange(
 
 def _close(running: Exchange) -> None:
     service, account = running.service, running.account
-    duration = time.monotonic() - account.arrived
+    account.ended = time.monotonic()
+    duration = account.ended - account.arrived
     service.metrics.ended(running.outcome, account, duration)
+    service.totals.ended(account)
+    service.records.ended(running)
     log.info(
         "request_done",
         outcome=running.outcome,

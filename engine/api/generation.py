@@ -37,6 +37,7 @@ class Ask:
 
     messages: list[dict[str, Any]]
     sampling: SamplingFields
+    continue_final_message: bool = False
     output_limit: int | None = None
     stops: tuple[str, ...] = ()
     ignore_eos: bool = False
@@ -57,6 +58,7 @@ class Prepared:
     thinking: bool
     sampling: Sampling
     max_tokens: int
+    context_bound: bool  # max_tokens is what the context leaves, and nothing asked for less or as much
     stops: tuple[str, ...]
     stop_ids: tuple[int, ...]
     tools: Toolset = NO_TOOLS
@@ -76,6 +78,7 @@ def render(ask: Ask, model: ServedModel, defaults: GenerationDefaults) -> Prompt
             reasoning_effort=ask.reasoning_effort,
             preserve_thinking=ask.preserve_thinking,
             template_kwargs=ask.template_kwargs,
+            continue_final_message=ask.continue_final_message,
             default_thinking=False if defaults.no_thinking else None,
             default_effort=defaults.reasoning_effort,
         )
@@ -93,22 +96,17 @@ def prepare(ask: Ask, model: ServedModel, limits: Limits, defaults: GenerationDe
     tokens = len(prompt.token_ids)
     if tokens > limits.max_context:
         raise context_length(tokens, limits.max_context)
-    bounds = [limits.max_context - tokens]
-    bounds += [
-        bound
-        for bound in (
-            defaults.default_max_tokens if ask.output_limit is None else ask.output_limit,
-            defaults.max_output_tokens,
-        )
-        if bound is not None
-    ]
+    left = limits.max_context - tokens
+    stated = defaults.default_max_tokens if ask.output_limit is None else ask.output_limit
+    asked = min((bound for bound in (stated, defaults.max_output_tokens) if bound is not None), default=None)
     return Prepared(
         model=model,
         token_ids=pack_ids(prompt.token_ids),
         prompt_tokens=tokens,
         thinking=prompt.thinking,
         sampling=resolve_sampling(model.name, ask.sampling, defaults, thinking=prompt.thinking),
-        max_tokens=min(bounds),
+        max_tokens=left if asked is None else min(left, asked),
+        context_bound=asked is None or left < asked,
         stops=ask.stops,
         stop_ids=() if ask.ignore_eos else tuple(model.frontend.stop_ids),
         tools=ask.tools,
@@ -203,9 +201,12 @@ class Account:
     processed_tokens: int = 0
     token_ids: list[int] = field(default_factory=list)
     reasoning_tokens: int = 0
+    engine_id: int | None = None
+    prepared: float | None = None
     admitted: float | None = None
     first_token: float | None = None
     last_token: float | None = None
+    ended: float | None = None
     finish: Finish | None = None
     stop: str | None = None
     engine: Timings | None = None
@@ -268,7 +269,13 @@ def _ratio(amount: float, per: float) -> float:
 
 
 async def generate(
-    link: EngineLink, prepared: Prepared, account: Account, *, pending_timeout_ms: int, silence: float
+    link: EngineLink,
+    prepared: Prepared,
+    account: Account,
+    *,
+    pending_timeout_ms: int,
+    silence: float,
+    cache_salt: bytes = b"",
 ) -> AsyncGenerator[Event, None]:
     """Have the engine answer; text and calls of the events are the answer. Closing the generator cancels the request.
 
@@ -287,7 +294,8 @@ async def generate(
     output = prepared.model.frontend.output(prepared.thinking, prepared.stops)
     calls = prepared.tools.reader()
     try:
-        stream = link.submit(lambda request: _submit(request, prepared, left))
+        stream = link.submit(lambda request: _submit(request, prepared, left, cache_salt))
+        account.engine_id = stream.id
         with stream:
             spoke = time.monotonic()
             while account.finish is None:
@@ -323,7 +331,7 @@ async def generate(
         raise unavailable(f"the engine stopped while it worked on this request ({error}); try again") from error
 
 
-def _submit(request: int, prepared: Prepared, deadline: float) -> Submit:
+def _submit(request: int, prepared: Prepared, deadline: float, cache_salt: bytes) -> Submit:
     return Submit(
         id=request,
         token_ids=prepared.token_ids,
@@ -332,6 +340,7 @@ def _submit(request: int, prepared: Prepared, deadline: float) -> Submit:
         stop_ids=prepared.stop_ids,
         stop_strings=tuple(stop.encode() for stop in prepared.stops),
         deadline_seconds=deadline,
+        cache_salt=cache_salt,
     )
 
 
