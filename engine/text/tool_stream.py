@@ -36,11 +36,11 @@ Commit = Literal["end", "call", "argument"]
 _Decide = Callable[[str, Position], tuple[int, bool]]
 
 
-def _first_block(text: str, position: Position) -> tuple[int, bool]:
-    """Like `ToolParser.undecided`, when every `<tool_call>` outside of code begins a call."""
-    for opener in unquoted(text, _BLOCK, position.fence, final=False):
-        if opener.start() >= position.skip:
-            return opener.start(), True
+def _first_block(text: str, position: Position, *, final: bool = False) -> tuple[int, bool]:
+    """Like `ToolParser.undecided`, where any `<tool_call>` outside of code begins a call, and only a certain one counts."""
+    for start, certain in unquoted(text, _BLOCK, position.fence, final=final):
+        if start >= position.skip:
+            return start, certain
     last = text.rfind("<")
     may_begin = last >= position.skip and _BLOCK.pattern.startswith(text[last:])
     return (last if may_begin and not in_fence(text[:last], position.fence) else len(text)), False
@@ -49,10 +49,8 @@ def _first_block(text: str, position: Position) -> tuple[int, bool]:
 class _Held:
     """One channel's text from the start of the first line that is not completely sent."""
 
-    def __init__(self, decide: _Decide, *, patient: bool = True) -> None:
-        """`patient`: while an opener stands undecided, look again only when a good part more has arrived."""
+    def __init__(self, decide: _Decide) -> None:
         self._decide = decide
-        self._patient = patient
         self._position = Position()
         self._text = ""
         self._more: list[str] = []  # text that was not looked at yet
@@ -71,7 +69,7 @@ class _Held:
         certain, opened = self._decide(self._text, self._position)
         self._region = certain if opened else None
         # Reading a growing region again at every push would take quadratic time.
-        self._patience = (len(self._text) - certain) // 4 if opened and self._patient else 0
+        self._patience = (len(self._text) - certain) // 4 if opened else 0
         piece = self._send(before_calls(self._text[:certain], started=self._position.started))
         start, self._position.fence = skip_lines(self._text, self._sent, self._position.fence)
         if start:
@@ -82,16 +80,12 @@ class _Held:
         return piece
 
     def begun(self, *, final: bool) -> str | None:
-        """The text from the opener that stands undecided, if it is certain not to be quoted."""
-        if self._region is None:
-            return None
+        """Under enforced structure: the text from the first `<tool_call>`, once it is certain to begin a call."""
         self._collect()
-        before = self._text[self._text.rfind("\n", 0, self._region) + 1 : self._region]
-        if "`" in before and "\n" not in self._text[self._region :]:
-            marks = unquoted(self._text, _BLOCK, self._position.fence, final=True)
-            if not final or all(mark.start() != self._region for mark in marks):
-                return None
-        return self._text[self._region :]
+        if final:
+            start, opened = _first_block(self._text, self._position, final=True)
+            self._region = start if opened else None
+        return None if self._region is None else self._text[self._region :]
 
     def give_up(self) -> None:
         """The opener that stands undecided begins no call."""
@@ -138,7 +132,7 @@ class ToolCallStream:
         self._commit = commit
         self._thinking = True
         self._reasoning = _Held(parser.strict.undecided)
-        self._content = _Held(parser.undecided) if commit == "end" else _Held(_first_block, patient=False)
+        self._content = _Held(parser.undecided) if commit == "end" else _Held(_first_block)
         self._reader: StructuredCalls | None = None
         self._ahead: list[str] = []  # what only the reader has, while it may still give up
         self.result = Parsed(text="")
