@@ -37,7 +37,7 @@ _Decide = Callable[[str, Position], tuple[int, bool]]
 
 
 def _first_block(text: str, position: Position, *, final: bool = False) -> tuple[int, bool]:
-    """Like `ToolParser.undecided`, where any `<tool_call>` outside of code begins a call, and only a certain one counts."""
+    """Like `ToolParser.undecided`, where any `<tool_call>` that is certain to stand outside of code begins a call."""
     for start, certain in unquoted(text, _BLOCK, position.fence, final=final):
         if start >= position.skip:
             return start, certain
