@@ -14,28 +14,13 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from appliance.policy import Policy
 from engine.exits import ExitCode
 from engine.protocol import Phase
 
 LONGEST_WORDS = 300  # characters of a last line that go into a reason
 UNHEALABLE = frozenset({ExitCode.CONFIGURATION, ExitCode.NO_DEVICE, ExitCode.BAD_ARTIFACT, ExitCode.DOES_NOT_FIT})
 ENGINE_PHASES: tuple[Phase, ...] = ("load", "reserve", "warm-up")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """Limits of the crash policy; times in seconds."""
-
-    exits: int = 5  # this many ends of one program within `window` end the box
-    window: float = 600.0
-    backoff: float = 1.0  # before the first restart; doubles
-    backoff_limit: float = 30.0
-    fetch_backoff_limit: float = 300.0
-    connect: float = 120.0  # from the start of the engine to its first word
-    boot_silence: float = 600.0  # the longest step of a boot that reports nothing
-    silence: float = 30.0  # no answer while ready
-    proof: float = 60.0
-    linger: float = 2.0  # a failed box answers /health with the reason for this long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +44,7 @@ class BootState:
     greeted: bool = False  # this engine has spoken
     fault: str = ""  # why this engine was killed, or its own last words
     due: float | None = None  # when the next start happens
+    api_due: float | None = None  # when the api starts again
     plan: dict[str, Any] = dataclasses.field(default_factory=dict)
     exit_code: int | None = None
     stopping: bool = False
@@ -233,6 +219,11 @@ class StartFetch:
 
 
 @dataclass(frozen=True)
+class StartApi:
+    pass
+
+
+@dataclass(frozen=True)
 class Probe:
     pass
 
@@ -262,7 +253,7 @@ class ShutDown:
     code: int
 
 
-Action = StartFetch | Probe | Plan | StartEngine | Prove | KillEngine | ShutDown
+Action = StartFetch | StartApi | Probe | Plan | StartEngine | Prove | KillEngine | ShutDown
 Step = tuple[BootState, tuple[Action, ...]]
 
 
@@ -306,9 +297,8 @@ def next_deadline(state: BootState, policy: Policy) -> float | None:
         return None
     if state.exit_code is not None:
         return state.phase_began + policy.linger
-    if state.engine_pid is None:
-        return state.due
-    return state.heard + _patience(state, policy)
+    engine = state.due if state.engine_pid is None else state.heard + _patience(state, policy)
+    return min((at for at in (engine, state.api_due) if at is not None), default=None)
 
 
 def backoff(failures: int, first: float, limit: float) -> float:
@@ -324,7 +314,8 @@ def box_status(status: int) -> int:
 def describe(status: int, said: str = "") -> str:
     """An exit status in words, with the last words of the program."""
     meaning = _meaning(status)
-    return f"{meaning}: {said[:LONGEST_WORDS]}" if said else meaning
+    # Who is killed by a signal does not say why in its last line.
+    return f"{meaning}: {said[:LONGEST_WORDS]}" if said and status >= 0 else meaning
 
 
 def _meaning(status: int) -> str:
@@ -371,7 +362,8 @@ def _fetch(state: BootState, event: FetchStarted | FetchProgress | FetchExited, 
 
 
 def _size(state: BootState, event: Waiting | Probed | Planned | Refused, now: float, policy: Policy) -> Step:
-    if state.phase not in ("probe", "plan") or state.due is not None:
+    # `fetch` too: what can be known to fail is known before gigabytes are fetched.
+    if state.phase not in ("fetch", "probe", "plan") or state.due is not None:
         return state, ()
     if isinstance(event, Refused):
         return _fail(state, event.code, "", event.reason, now)
@@ -453,10 +445,15 @@ def _api_exited(state: BootState, event: ApiExited, now: float, policy: Policy) 
         return _fail(state, event.status, "api", f"api: {said}", now)
     if len(exits) >= policy.exits:
         return _fail(state, event.status, "api", _crash_loop("api", policy, said), now)
-    return state, ()
+    # The first time at once: it is the face of the box.
+    wait = backoff(len(exits) - 1, policy.backoff, policy.backoff_limit) if len(exits) > 1 else 0.0
+    return dataclasses.replace(state, api_due=now + wait), ()
 
 
 def _tick(state: BootState, now: float, policy: Policy) -> Step:
+    if state.api_due is not None and now >= state.api_due:
+        after, actions = _tick(dataclasses.replace(state, api_due=None), now, policy)
+        return after, (StartApi(), *actions)
     if state.due is not None and now >= state.due:
         state = dataclasses.replace(state, due=None)
         if state.phase == "fetch":

@@ -72,7 +72,7 @@ def _status(rest: Sequence[str]) -> int:
 def _plan(rest: Sequence[str]) -> int:
     from appliance import plan_command  # noqa: PLC0415
 
-    return plan_command.run(rest)
+    return plan_command.main(rest)
 
 
 def _stop(rest: Sequence[str]) -> int:

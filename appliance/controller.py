@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -23,9 +23,10 @@ import msgspec
 from appliance import boot, proof
 from appliance.controller_config import ControllerConfig
 from appliance.events import Lines, ProcessLog, ProcessState, Stopping, SupervisorEvent, listen
+from appliance.policy import Policy
 from appliance.rpc import ProgramInfo, Supervisor, SupervisorGoneError
+from appliance.run_folder import RunFiles
 from appliance.settings import DRAIN_SECONDS, Settings
-from appliance.supervisor import RunFiles
 from engine.exits import ExitCode, NInferError
 from engine.log import configure, get_logger
 from engine.options import Options
@@ -66,9 +67,12 @@ class PlanLike(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What the world provides. `probe` and `plan` run in a thread and raise `NInferError` when there is no way."""
+    """What the world provides. `probe` and `plan` run in a thread and raise `NInferError` when there is no way.
 
-    probe: Callable[[Settings, Callable[[str], None]], Any]
+    `probe` gets a function that reports waits, and the process ids of our engines that have ended.
+    """
+
+    probe: Callable[[Settings, Callable[[str], None], Collection[int]], Any]
     plan: Callable[[Settings, Any], PlanLike]
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
@@ -87,9 +91,9 @@ class Watched:
 class Controller:
     """One boot, from power-on to the end."""
 
-    def __init__(self, settings: Settings, files: RunFiles, policy: boot.Policy, surroundings: Surroundings) -> None:
+    def __init__(self, settings: Settings, files: RunFiles, policy: Policy, surroundings: Surroundings) -> None:
         self._settings, self._files, self._policy, self._world = settings, files, policy, surroundings
-        self._supervisor = Supervisor(files.supervisor_socket)
+        self._supervisor = Supervisor(files)
         self._rpc_lock = asyncio.Lock()
         self._state = boot.BootState(phase="fetch", phase_began=surroundings.clock())
         self._events: asyncio.Queue[boot.Event] = asyncio.Queue()
@@ -100,6 +104,7 @@ class Controller:
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._engine: Watched | None = None
+        self._ended_engines: set[int] = set()
         self._machine: Any = None
         self._plan: PlanLike | None = None
         self._published: State | None = None
@@ -160,8 +165,22 @@ class Controller:
             await self._handle(
                 boot.EngineFound(engine.pid, {} if before is None else before.plan, before.restarts if before else 0)
             )
-        else:
+        elif await self._may_fetch():
             await self._handle(boot.Begin(self._settings.fetch))
+
+    async def _may_fetch(self) -> bool:
+        """Refuse what this machine cannot run before gigabytes are fetched for it."""
+        if not self._settings.fetch or self._settings.artifact.exists():
+            return True
+        try:
+            machine = await asyncio.to_thread(self._world.probe, self._settings, self._waiting(), ())
+            await asyncio.to_thread(self._world.plan, self._settings, machine)
+        except NInferError as error:
+            await self._handle(boot.Refused(int(error.exit_code), str(error)))
+            return False
+        except Exception:
+            log.exception("early_plan_failed")  # the plan after the fetch decides
+        return True
 
     async def _handle(self, event: boot.Event) -> None:
         pending: list[boot.Event] = [event]
@@ -183,6 +202,8 @@ class Controller:
         """Carry out one action; returns what is known at once. Slow ones report later."""
         if isinstance(action, boot.StartFetch):
             return await self._start("fetch")
+        if isinstance(action, boot.StartApi):
+            return await self._start("api")
         if isinstance(action, boot.Probe):
             self._spawn(self._probe())
         elif isinstance(action, boot.Plan):
@@ -200,7 +221,7 @@ class Controller:
 
     # Programs
 
-    async def _start(self, name: Literal["fetch", "engine"]) -> list[boot.Event]:
+    async def _start(self, name: Literal["api", "fetch", "engine"]) -> list[boot.Event]:
         try:
             async with self._rpc_lock:
                 info = await asyncio.to_thread(self._supervisor.start, name)
@@ -209,6 +230,8 @@ class Controller:
             return []
         if info.state == "FATAL":
             return [boot.GaveUp(name, info.description)]
+        if name == "api":
+            return []  # its end is an event like any other
         # It may have ended already. Then its real process id is unknown, and its event will match nothing.
         pid = info.pid if info.runs else -1
         if name == "fetch":
@@ -259,6 +282,7 @@ class Controller:
         if state == "FATAL":
             self._events.put_nowait(boot.GaveUp(program, self._last_line(program) or info.description))
         elif program == "engine" and pid is not None:
+            self._ended_engines.add(pid)
             self._events.put_nowait(boot.EngineExited(pid, info.status, self._last_line("engine")))
         elif program == "fetch" and pid is not None:
             self._events.put_nowait(boot.FetchExited(pid, info.status, self._last_line("fetch")))
@@ -315,13 +339,10 @@ class Controller:
     # Probe and plan
 
     async def _probe(self) -> None:
-        loop = asyncio.get_running_loop()
-
-        def waiting(detail: str) -> None:
-            loop.call_soon_threadsafe(self._events.put_nowait, boot.Waiting(detail))
-
         try:
-            self._machine = await asyncio.to_thread(self._world.probe, self._settings, waiting)
+            self._machine = await asyncio.to_thread(
+                self._world.probe, self._settings, self._waiting(), tuple(self._ended_engines)
+            )
         except NInferError as error:
             self._events.put_nowait(boot.Refused(int(error.exit_code), str(error)))
         except Exception as error:
@@ -329,6 +350,14 @@ class Controller:
             self._events.put_nowait(boot.Refused(ExitCode.RUNTIME, f"the probe failed: {error!r}"))
         else:
             self._events.put_nowait(boot.Probed(""))
+
+    def _waiting(self) -> Callable[[str], None]:
+        loop = asyncio.get_running_loop()
+
+        def report(detail: str) -> None:
+            loop.call_soon_threadsafe(self._events.put_nowait, boot.Waiting(detail))
+
+        return report
 
     async def _make_plan(self) -> None:
         try:
@@ -528,15 +557,20 @@ async def run(config: ControllerConfig, surroundings: Surroundings) -> None:
         transport.close()
 
 
+def this_machine() -> Surroundings:
+    """The machine we run on."""
+    from appliance.sizing import make_plan, probe_machine  # noqa: PLC0415  (NVML is loaded only for this)
+
+    return Surroundings(probe=probe_machine, plan=make_plan)
+
+
 def main(arguments: Sequence[str], surroundings: Surroundings | None = None) -> int:
     """`python -m appliance.controller FILE`."""
     config = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=ControllerConfig)
     options = config.settings().options
     configure("controller", options.log_level, json=options.log_json)
     if surroundings is None:
-        from appliance.sizing import make_plan, probe_machine  # noqa: PLC0415  (NVML is loaded only for this)
-
-        surroundings = Surroundings(probe=probe_machine, plan=make_plan)
+        surroundings = this_machine()
     asyncio.run(run(config, surroundings))
     return 0
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from appliance.boot import Policy
+from appliance.policy import Policy
 from appliance.settings import Settings, from_text
 from engine.options import Source
 

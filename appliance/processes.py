@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,6 +17,54 @@ RUN_VARIABLE = "NINFER_RUN_FOLDER"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Signals:
+    """Turns signals into bytes on a socket, from `__enter__` to `__exit__`, so that one `select` waits for all."""
+
+    NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+
+    def __enter__(self) -> "Signals":
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._handlers = {number: signal.signal(number, _ignore) for number in self.NUMBERS}
+        self._previous = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._previous)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._reader.close()
+        self._writer.close()
+
+    def fileno(self) -> int:
+        """For `select`."""
+        return self._reader.fileno()
+
+    def read(self) -> list[signal.Signals]:
+        """What came since the last call."""
+        try:
+            return [signal.Signals(number) for number in self._reader.recv(4096)]
+        except BlockingIOError:
+            return []
+
+
+def _ignore(number: int, frame: object) -> None:
+    """A handler that is not SIG_IGN: the wake-up byte does the work, and children start with the default."""
+
+
+def reap() -> list[tuple[int, int]]:
+    """Collect every child that has ended: process ids and wait statuses."""
+    ended: list[tuple[int, int]] = []
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            ended.append((pid, status))
+    return ended
 
 
 def become_subreaper() -> None:
@@ -55,10 +104,10 @@ def descendants() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
-def end(processes: Iterable[psutil.Process], grace: float, reap: Callable[[], None] = lambda: None) -> int:
+def end(processes: Iterable[psutil.Process], grace: float, collect: Callable[[], object] = list) -> int:
     """SIGTERM, then SIGKILL after `grace` seconds; returns how many there were.
 
-    `reap` is called while waiting, because our own dead children stay listed until they are reaped.
+    `collect` is called while waiting, because our own dead children stay listed until they are reaped.
     """
     waiting = list(processes)
     count = len(waiting)
@@ -68,7 +117,7 @@ def end(processes: Iterable[psutil.Process], grace: float, reap: Callable[[], No
                 process.send_signal(number)
         deadline = time.monotonic() + limit
         while waiting and time.monotonic() < deadline:
-            reap()
+            collect()
             waiting = [process for process in waiting if alive(process)]
             if waiting:
                 time.sleep(0.02)

@@ -1,31 +1,18 @@
 """supervisord's XML-RPC, over its Unix socket."""
 
-import contextlib
 import http.client
 import signal
-import socket
 import xmlrpc.client
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 from supervisor.xmlrpc import Faults, SupervisorTransport
 
+from appliance.run_folder import RunFiles
+
 USER = "ninfer"
 ANSWER_SECONDS = 10.0
 STOPPED_STATES = frozenset({"STOPPED", "EXITED", "FATAL", "UNKNOWN"})
-
-
-def key_file(path: Path) -> Path:
-    """Where the key of the supervisord at this socket lies."""
-    return path.with_suffix(".key")
-
-
-def wake(path: Path) -> None:
-    """Make supervisord look around now: it sleeps up to a second between two steps of a shut-down."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
-        knock.settimeout(0.2)
-        knock.connect(str(path))
 
 
 class SupervisorGoneError(Exception):
@@ -50,8 +37,8 @@ class ProgramInfo:
 class Supervisor:
     """One client. Calls block; use it from one thread at a time."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, files: RunFiles) -> None:
+        self._socket, self._key = files.supervisor_socket, files.supervisor_key
 
     def programs(self) -> dict[str, ProgramInfo]:
         """All programs by name.
@@ -105,10 +92,10 @@ class Supervisor:
     def _call(self, method: str, *arguments: object) -> object:
         # A connection for each call: supervisord may restart between two, and a kept one would fail once.
         try:
-            key = key_file(self._path).read_text(encoding="utf-8").strip()
+            key = self._key.read_text(encoding="utf-8").strip()
         except OSError as error:
-            raise SupervisorGoneError(f"no key of a supervisord beside {self._path}") from error
-        transport = SupervisorTransport(USER, key, f"unix://{self._path}")
+            raise SupervisorGoneError(f"no key of a supervisord beside {self._socket}") from error
+        transport = SupervisorTransport(USER, key, f"unix://{self._socket}")
         connect = transport._get_connection
 
         def connect_bounded() -> http.client.HTTPConnection:
@@ -126,7 +113,7 @@ class Supervisor:
                 raise SupervisorGoneError("supervisord is shutting down") from fault
             raise
         except (OSError, http.client.HTTPException, xmlrpc.client.ProtocolError) as error:
-            raise SupervisorGoneError(f"supervisord does not answer at {self._path}: {error}") from error
+            raise SupervisorGoneError(f"supervisord does not answer at {self._socket}: {error}") from error
         finally:
             transport.close()
 

@@ -1,4 +1,4 @@
-"""The short folder for sockets and generated configuration, one for each home."""
+"""The short folder for sockets and generated configuration, one for each home, and the names in it."""
 
 import contextlib
 import hashlib
@@ -6,6 +6,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from engine.exits import ConfigurationError
@@ -13,6 +14,45 @@ from engine.exits import ConfigurationError
 # sun_path holds 108 bytes with its final zero; supervisord binds a temporary name with its process id first.
 SOCKET_PATH_BYTES = 107
 LONGEST_NAME = "/supervisor.sock.4194304"
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Names in the run folder."""
+
+    folder: Path
+
+    @property
+    def supervisor_socket(self) -> Path:
+        return self.folder / "supervisor.sock"
+
+    @property
+    def engine_socket(self) -> Path:
+        return self.folder / "engine.sock"
+
+    @property
+    def supervisor_key(self) -> Path:
+        return self.folder / "supervisor.key"
+
+    @property
+    def supervisor_config(self) -> Path:
+        return self.folder / "supervisord.conf"
+
+    @property
+    def api_config(self) -> Path:
+        return self.folder / "api.json"
+
+    @property
+    def engine_config(self) -> Path:
+        return self.folder / "engine.json"
+
+    @property
+    def controller_config(self) -> Path:
+        return self.folder / "controller.json"
+
+    @property
+    def api_keys(self) -> Path:
+        return self.folder / "api-keys"
 
 
 def candidates(home: Path, environ: Mapping[str, str]) -> list[Path]:

@@ -2,13 +2,13 @@
 
 import os
 import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from appliance.profiles import load_profile
-from downloader.catalog import DEFAULT_CATALOG, find, read_catalog
+from downloader.catalog import DEFAULT_CATALOG, Pin, find, read_catalog
 from downloader.errors import CatalogError
 from engine.exits import ConfigurationError
 from engine.options import Options, Resolved, resolve, rows_of
@@ -31,6 +31,7 @@ class Settings:
     public_name: str  # what clients call it
     artifact: Path
     fetch: bool  # whether the catalog vouches for the artifact
+    note: str  # what the catalog says a user must know
 
     @property
     def options(self) -> Options:
@@ -60,8 +61,8 @@ class Settings:
                 raise ConfigurationError(
                     f"{folder}: {error.strerror}; choose a writable folder with --home or NINFER_HOME"
                 ) from error
-            # The artifacts may be on a read-only mount.
-            if folder != self.models and not os.access(folder, os.W_OK | os.X_OK):
+            # The artifacts may be on a read-only mount, and a container mounts the folders below home one by one.
+            if folder not in (self.home, self.models) and not os.access(folder, os.W_OK | os.X_OK):
                 raise ConfigurationError(f"{folder} is not writable; ninfer-appliance doctor says what to type")
 
 
@@ -75,7 +76,7 @@ def load_settings(flags: Mapping[str, str | None], environ: Mapping[str, str] = 
     home = resolve({"home": flags.get("home")}, _only(environ, "home")).options.home.absolute()
     file = home / SETTINGS_FILE
     resolved = resolve(flags, environ, file if file.exists() else None)
-    if resolved.sources["home"] == "file":
+    if file.exists() and "home" in tomllib.loads(file.read_text(encoding="utf-8")):
         raise ConfigurationError(f"{file}: home cannot be set here; use --home or NINFER_HOME")
     return from_resolved(resolved)
 
@@ -86,12 +87,12 @@ def from_resolved(resolved: Resolved) -> Settings:
     Raises:
         ConfigurationError: the model or profile is unknown, or the artifact named by a path is not there.
     """
+    resolved = _with_profile(resolved)
     options = resolved.options
     home = options.home.absolute()
-    load_profile(options.model, options.profile, explicit=resolved.explicit("profile"))
     models = (options.model_dir or home / "models").absolute()
     catalog = (options.catalog or default_catalog()).absolute()
-    artifact, name, fetch = _artifact(options.model, models, catalog)
+    artifact, name, pin = _artifact(options.model, models, catalog)
     return Settings(
         resolved=resolved,
         home=home,
@@ -102,7 +103,8 @@ def from_resolved(resolved: Resolved) -> Settings:
         model=options.model,
         public_name=options.model_id or name,
         artifact=artifact,
-        fetch=fetch,
+        fetch=pin is not None,
+        note=pin.note if pin is not None else "",
     )
 
 
@@ -136,22 +138,33 @@ def settings_lines(settings: Settings) -> list[str]:
     return [f"{flag:<{flag_width}}  {value:<{value_width}}  {source}" for flag, value, source in rows]
 
 
+def _with_profile(resolved: Resolved) -> Resolved:
+    chosen = resolved.options
+    path = etc_file("profiles.toml")
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    if chosen.model not in tables and chosen.profile == Options().profile:
+        return resolved  # the plain defaults
+    from appliance.profiles import apply, load_profile  # noqa: PLC0415  (loads the planner: not for every start)
+
+    return apply(resolved, load_profile(chosen.model, chosen.profile, explicit=resolved.explicit("profile"), path=path))
+
+
 def _only(environ: Mapping[str, str], name: str) -> dict[str, str]:
     row = dict(rows_of(Options))[name]
     return {row.env: environ[row.env]} if row.env in environ else {}
 
 
-def _artifact(model: str, models: Path, catalog: Path) -> tuple[Path, str, bool]:
+def _artifact(model: str, models: Path, catalog: Path) -> tuple[Path, str, Pin | None]:
     if "/" in model or model.endswith(".ninfer"):
         path = Path(model).expanduser().absolute()
         if not path.is_file():
             raise ConfigurationError(f"--model {model}: no such file; a catalog name or the path of an artifact works")
-        return path, path.stem, False
+        return path, path.stem, None
     try:
         pin = find(read_catalog(catalog), model)
     except CatalogError as error:
         raise ConfigurationError(f"--model {model}: {error}") from error
-    return pin.path or models / pin.file, pin.name, True
+    return pin.path or models / pin.file, pin.name, pin
 
 
 def _as_text(value: Any) -> str:

@@ -7,9 +7,11 @@ import msgspec
 
 from appliance.owner import running_owner
 from appliance.rpc import Supervisor, SupervisorGoneError
+from appliance.run_folder import RunFiles
 from appliance.settings import Settings
-from appliance.supervisor import RunFiles
 from engine.state_file import State, read_state
+
+PLAN_ROWS = ("device", "max_context", "lanes", "kv_capacity", "kv_dtype")
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +30,7 @@ def look(settings: Settings) -> Status:
     programs: dict[str, str] = {}
     if owner is not None:
         try:
-            supervisor = Supervisor(RunFiles(Path(owner.run)).supervisor_socket)
+            supervisor = Supervisor(RunFiles(Path(owner.run)))
             programs = {name: f"{info.state} {info.description}" for name, info in supervisor.programs().items()}
         except SupervisorGoneError:
             pass  # it starts or it stops
@@ -52,7 +54,7 @@ def lines(status: Status) -> list[str]:
         if state.total:
             found.append(f"progress {state.done} of {state.total} {state.unit}")
         found.append(f"engine restarts {state.restarts}")
-        found += [f"plan {name}: {value}" for name, value in state.plan.items() if not isinstance(value, dict | list)]
+        found += [f"{name} {state.plan[name]}" for name in PLAN_ROWS if name in state.plan]
     return [*found, *(f"{name:<12}{text}" for name, text in status.programs.items())]
 
 

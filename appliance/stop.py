@@ -4,9 +4,9 @@ import contextlib
 import os
 import signal
 
+from appliance.box import STOP_SECONDS
 from appliance.owner import running_owner, wait_until_gone
 from appliance.settings import Settings
-from appliance.up import STOP_SECONDS
 from engine.exits import NInferError
 
 

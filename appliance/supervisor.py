@@ -2,13 +2,15 @@
 
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from appliance.rpc import key_file
+from appliance import processes
+from appliance.run_folder import RunFiles
 from appliance.settings import DRAIN_SECONDS, Settings
 from engine.exits import ConfigurationError
 
@@ -24,42 +26,11 @@ class Programs:
 
 
 @dataclass(frozen=True)
-class RunFiles:
-    """Names in the run folder."""
+class Started:
+    """A supervisord: its process id, and where all that it and its programs print can be read without waiting."""
 
-    folder: Path
-
-    @property
-    def supervisor_socket(self) -> Path:
-        return self.folder / "supervisor.sock"
-
-    @property
-    def engine_socket(self) -> Path:
-        return self.folder / "engine.sock"
-
-    @property
-    def supervisor_key(self) -> Path:
-        return key_file(self.supervisor_socket)
-
-    @property
-    def supervisor_config(self) -> Path:
-        return self.folder / "supervisord.conf"
-
-    @property
-    def api_config(self) -> Path:
-        return self.folder / "api.json"
-
-    @property
-    def engine_config(self) -> Path:
-        return self.folder / "engine.json"
-
-    @property
-    def controller_config(self) -> Path:
-        return self.folder / "controller.json"
-
-    @property
-    def api_keys(self) -> Path:
-        return self.folder / "api-keys"
+    pid: int
+    output: int
 
 
 def default_programs(settings: Settings, files: RunFiles) -> Programs:
@@ -101,6 +72,31 @@ def render(template: str, files: RunFiles, programs: Programs, key: str, *, root
         api_stop_seconds=int(DRAIN_SECONDS) + 5,
         engine_stop_seconds=int(DRAIN_SECONDS) + 10,
     )
+
+
+def start(files: RunFiles) -> Started:
+    """Start supervisord with the configuration in the run folder, in a session of its own.
+
+    Its output is a pipe of ours because its programs' log files are /dev/fd/1, which cannot be opened when it is the
+    socket that systemd gives a unit.
+    """
+    output, child_output = os.pipe()
+    os.set_blocking(output, False)
+    environment = {**os.environ, processes.RUN_VARIABLE: str(files.folder)}
+    environment.pop("NOTIFY_SOCKET", None)  # the start is ours to announce
+    environment.pop("NINFER_API_KEY", None)  # in a file for api alone
+    child = subprocess.Popen(
+        [sys.executable, "-m", "supervisor.supervisord", "-n", "-c", str(files.supervisor_config)],
+        stdin=subprocess.DEVNULL,
+        stdout=child_output,
+        stderr=child_output,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=processes.die_with_parent(os.getpid()),  # noqa: PLW1509  (this process has one thread)
+    )
+    os.close(child_output)
+    child.returncode = 0  # reaped with everything else that becomes our child
+    return Started(child.pid, output)
 
 
 def _command(words: Sequence[str]) -> str:

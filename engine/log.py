@@ -45,7 +45,7 @@ def configure(program: str, level: str = "info", *, json: bool = False, stream: 
     root.setLevel(number)
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        wrapper_class=structlog.make_filtering_bound_logger(max(number, logging.DEBUG)),
+        wrapper_class=structlog.make_filtering_bound_logger(min(max(number, logging.DEBUG), logging.CRITICAL)),
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )

@@ -17,9 +17,33 @@ from engine.log import LEVELS
 
 Source = Literal["flag", "environment", "file", "default"]
 Command = Literal["serve", "generate", "appliance"]
+Kind = Literal["integer", "number", "choice", "switch", "text", "path"]
 
 KV_FORMATS = ("bf16", "int8", "fp8", "rk8v4", "rk4v4", "k8v4", "nvfp4")
 EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """What an option's text may be. Calling it parses; the other fields say the same to documents and modules.
+
+    `maximum` None means no bound; `choices` are the texts of a choice, and words allowed beside numbers.
+    """
+
+    kind: Kind
+    convert: Callable[[str], Any]
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    multiple: int = 1
+
+    def __call__(self, text: str) -> Any:
+        """The value.
+
+        Raises:
+            ValueError: the text is no such value.
+        """
+        return self.convert(text)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,7 +52,7 @@ class Option:
 
     flag: str
     env: str
-    parse: Callable[[str], Any]
+    parse: Value
     default: Any
     help: str
     commands: tuple[Command, ...]
@@ -37,8 +61,10 @@ class Option:
     secret: bool = False
 
 
-def _integer(minimum: int, maximum: int | None = None, multiple: int = 1) -> Callable[[str], int]:
-    def parse(text: str) -> int:
+def _integer(minimum: int, maximum: int | None = None, multiple: int = 1, *, words: tuple[str, ...] = ()) -> Value:
+    def parse(text: str) -> int | str:
+        if text in words:
+            return text
         value = int(text)
         if value < minimum or (maximum is not None and value > maximum):
             upper = "" if maximum is None else f" and at most {maximum}"
@@ -47,29 +73,29 @@ def _integer(minimum: int, maximum: int | None = None, multiple: int = 1) -> Cal
             raise ValueError(f"must be a multiple of {multiple}")
         return value
 
-    return parse
+    return Value(kind="integer", convert=parse, minimum=minimum, maximum=maximum, multiple=multiple, choices=words)
 
 
-def _number(minimum: float, maximum: float) -> Callable[[str], float]:
+def _number(minimum: float, maximum: float) -> Value:
     def parse(text: str) -> float:
         value = float(text)
         if not minimum <= value <= maximum:
             raise ValueError(f"must be between {minimum:g} and {maximum:g}")
         return value
 
-    return parse
+    return Value(kind="number", convert=parse, minimum=minimum, maximum=maximum)
 
 
-def _choice(*names: str) -> Callable[[str], str]:
+def _choice(*names: str) -> Value:
     def parse(text: str) -> str:
         if text not in names:
             raise ValueError(f"must be one of {', '.join(names)}")
         return text
 
-    return parse
+    return Value(kind="choice", convert=parse, choices=names)
 
 
-def _switch(text: str) -> bool:
+def _parse_switch(text: str) -> bool:
     if text.lower() in ("1", "on", "true", "yes"):
         return True
     if text.lower() in ("0", "off", "false", "no"):
@@ -77,18 +103,15 @@ def _switch(text: str) -> bool:
     raise ValueError("must be on or off")
 
 
-def _text(text: str) -> str:
+def _parse_text(text: str) -> str:
     if not text:
         raise ValueError("must not be empty")
     return text
 
 
-def _kv_capacity(text: str) -> int | str:
-    return "auto" if text == "auto" else _integer(1)(text)
-
-
-def _path(text: str) -> Path:
-    return Path(_text(text)).expanduser()
+_switch = Value(kind="switch", convert=_parse_switch)
+_text = Value(kind="text", convert=_parse_text)
+_path = Value(kind="path", convert=lambda text: Path(_parse_text(text)).expanduser())
 
 
 ALL: tuple[Command, ...] = ("serve", "generate", "appliance")
@@ -98,7 +121,7 @@ BOX: tuple[Command, ...] = ("appliance",)
 
 def option(
     flag: str,
-    parse: Callable[[str], Any],
+    parse: Value,
     default: Any,
     help_text: str,
     *,
@@ -151,8 +174,8 @@ class Options:
         section="memory", env="NINFER_CONTEXT",
     )  # fmt: skip
     kv_capacity: int | str | None = option(
-        "--kv-capacity", _kv_capacity, None, "tokens in the shared KV pool, or auto (default: --max-context)",
-        section="memory",
+        "--kv-capacity", _integer(1, words=("auto",)), None,
+        "tokens in the shared KV pool, or auto (default: --max-context)", section="memory",
     )  # fmt: skip
     kv_dtype: str = option("--kv-dtype", _choice(*KV_FORMATS), "bf16", "KV cache format", section="memory")
     prefill_chunk: int = option(

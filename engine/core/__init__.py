@@ -1,0 +1,1 @@
+"""The engine process: scheduler, lanes, the loop and the socket server."""

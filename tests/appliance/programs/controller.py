@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ class FixedPlan:
         return asdict(self)
 
 
-def probe(settings: Settings, waiting: Callable[[str], None]) -> str:
+def probe(settings: Settings, waiting: Callable[[str], None], gone: Collection[int]) -> str:
     """Anything."""
     waiting("looking around")
     return "machine"

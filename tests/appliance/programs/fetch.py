@@ -16,5 +16,5 @@ tries.write_text(str(count + 1))
 if count < script.get("failures", 0):
     sys.exit(int(script.get("exit", 1)))
 print("progress what=download done=500 total=1000", flush=True)
-time.sleep(0.2)
+time.sleep(script.get("seconds", 0.0))
 print("progress what=verify done=1000 total=1000", flush=True)

@@ -4,9 +4,10 @@
 import json
 import sys
 
-from appliance.boot import Policy
+from appliance.policy import Policy
+from appliance.run_folder import RunFiles
 from appliance.settings import Settings, load_settings
-from appliance.supervisor import Programs, RunFiles
+from appliance.supervisor import Programs
 from appliance.up import Launch, run
 from engine.exits import NInferError
 from engine.options import parser

@@ -1,0 +1,296 @@
+"""One request on its way through the engine, whatever protocol it came in: prompt, tokens, text, account."""
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.api.config import GenerationDefaults
+from engine.api.engine_link import EngineLink, EngineLostError
+from engine.api.errors import ApiError, context_length, internal, invalid, queue_timeout, unavailable
+from engine.api.model import ServedModel
+from engine.api.sampling import SamplingFields, resolve_sampling
+from engine.log import get_logger
+from engine.protocol import (
+    Finish,
+    LaneTokens,
+    Limits,
+    Progress,
+    Rejected,
+    Sampling,
+    Submit,
+    Timings,
+    pack_ids,
+    unpack_ids,
+)
+from engine.text import PromptError
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """What a request wants, in no protocol's terms. None is unspecified; `output_limit` counts tokens."""
+
+    messages: list[dict[str, Any]]
+    sampling: SamplingFields
+    output_limit: int | None = None
+    stops: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    preserve_thinking: bool | None = None
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A request ready for the engine. `max_tokens` 0 asks for the prompt's count alone."""
+
+    model: ServedModel
+    token_ids: bytes
+    prompt_tokens: int
+    thinking: bool
+    sampling: Sampling
+    max_tokens: int
+    stops: tuple[str, ...]
+    stop_ids: tuple[int, ...]
+
+
+def prepare(ask: Ask, model: ServedModel, limits: Limits, defaults: GenerationDefaults) -> Prepared:
+    """Render, tokenise and bound one request. Slow for large prompts; runs in a worker thread.
+
+    Raises:
+        ApiError: the prompt cannot be made or does not fit.
+    """
+    try:
+        prompt = model.frontend.prepare(
+            ask.messages,
+            enable_thinking=ask.enable_thinking,
+            reasoning_effort=ask.reasoning_effort,
+            preserve_thinking=ask.preserve_thinking,
+            template_kwargs=ask.template_kwargs,
+            default_thinking=False if defaults.no_thinking else None,
+            default_effort=defaults.reasoning_effort,
+        )
+    except PromptError as error:
+        raise invalid(error.message, code=error.code, param=error.param) from error
+    tokens = len(prompt.token_ids)
+    if tokens > limits.max_context:
+        raise context_length(tokens, limits.max_context)
+    bounds = [limits.max_context - tokens]
+    bounds += [
+        bound
+        for bound in (
+            defaults.default_max_tokens if ask.output_limit is None else ask.output_limit,
+            defaults.max_output_tokens,
+        )
+        if bound is not None
+    ]
+    return Prepared(
+        model=model,
+        token_ids=pack_ids(prompt.token_ids),
+        prompt_tokens=tokens,
+        thinking=prompt.thinking,
+        sampling=resolve_sampling(model.name, ask.sampling, defaults, thinking=prompt.thinking),
+        max_tokens=min(bounds),
+        stops=ask.stops,
+        stop_ids=() if ask.ignore_eos else tuple(model.frontend.stop_ids),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Text that became certain."""
+
+    reasoning: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """Prefill got further; `Account` has the numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Nothing happened for a while; the client may want a sign of life."""
+
+
+Event = TextDelta | Prefilled | Silence
+
+
+@dataclass
+class Account:
+    """What one request has used so far. Times are `time.monotonic` seconds.
+
+    `on_first_token` is called with the seconds from arrival to the first token.
+    """
+
+    arrived: float
+    on_first_token: Callable[[float], None] | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    processed_tokens: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    reasoning_tokens: int = 0
+    admitted: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    finish: Finish | None = None
+    stop: str | None = None
+    engine: Timings | None = None
+
+    @property
+    def generated(self) -> int:
+        """Tokens sampled, the stop included."""
+        return len(self.token_ids)
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.generated,
+            "total_tokens": self.prompt_tokens + self.generated,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+        }
+
+    def progress(self) -> dict[str, Any]:
+        """llama.cpp's prompt_progress object."""
+        since = 0.0 if self.admitted is None else time.monotonic() - self.admitted
+        return {
+            "total": self.prompt_tokens,
+            "cache": self.cached_tokens,
+            "processed": self.processed_tokens,
+            "time_ms": round(since * 1000, 3),
+        }
+
+    def timings(self) -> dict[str, Any]:
+        """llama.cpp's timings object: by the engine's clock once it has reported, else by ours."""
+        if self.engine is not None:
+            prefill, decode, prompt = self.engine.prefill, self.engine.decode, self.engine.prefill_tokens
+        else:
+            begin = self.arrived if self.admitted is None else self.admitted
+            first = time.monotonic() if self.first_token is None else self.first_token
+            prefill, prompt = max(0.0, first - begin), self.prompt_tokens - self.cached_tokens
+            decode = 0.0 if self.last_token is None else self.last_token - first
+        intervals = max(0, self.generated - 1)
+        return {
+            "cache_n": self.cached_tokens,
+            "prompt_n": prompt,
+            "prompt_ms": round(prefill * 1000, 3),
+            "prompt_per_token_ms": _ratio(prefill * 1000, prompt),
+            "prompt_per_second": _ratio(prompt, prefill),
+            "predicted_n": self.generated,
+            "predicted_ms": round(decode * 1000, 3),
+            "predicted_per_token_ms": _ratio(decode * 1000, intervals),
+            "predicted_per_second": _ratio(intervals, decode),
+        }
+
+
+def _ratio(amount: float, per: float) -> float:
+    return round(amount / per, 3) if per > 0 else 0.0
+
+
+async def generate(
+    link: EngineLink, prepared: Prepared, account: Account, *, pending_timeout_ms: int, silence: float
+) -> AsyncGenerator[Event, None]:
+    """Have the engine answer; the events' text is the answer. Closing the generator cancels the request.
+
+    `account` is kept up to date and complete when the generator ends. `silence` is in seconds.
+
+    Raises:
+        ApiError: the engine refused, failed or died.
+    """
+    account.prompt_tokens = prepared.prompt_tokens
+    if prepared.max_tokens == 0:
+        account.finish = "length"
+        return
+    left = account.arrived + pending_timeout_ms / 1000 - time.monotonic()
+    if left <= 0:
+        raise queue_timeout(pending_timeout_ms)
+    output = prepared.model.frontend.output(prepared.thinking, prepared.stops)
+    try:
+        stream = link.submit(lambda request: _submit(request, prepared, left))
+        with stream:
+            spoke = time.monotonic()
+            while account.finish is None:
+                answer = await stream.next(spoke + silence - time.monotonic())
+                if answer is None:
+                    yield Silence()
+                    spoke = time.monotonic()
+                    continue
+                if isinstance(answer, Rejected):
+                    raise _rejected(answer, pending_timeout_ms)
+                if isinstance(answer, Progress):
+                    _note_progress(account, answer)
+                    yield Prefilled()
+                    spoke = time.monotonic()
+                    continue
+                ids = _note_tokens(account, answer)
+                deltas = list(output.push(ids))
+                if output.stopped is not None and account.finish is None:
+                    account.finish = "stop_string"  # leaving the stream cancels what the engine has not stopped
+                if account.finish is not None:
+                    deltas += output.finish()
+                account.reasoning_tokens = output.reasoning_tokens
+                account.stop = output.stopped
+                for delta in deltas:
+                    yield TextDelta(delta.channel == "reasoning", delta.text)
+                    spoke = time.monotonic()
+    except EngineLostError as error:
+        raise unavailable(f"the engine stopped while it worked on this request ({error}); try again") from error
+
+
+def _submit(request: int, prepared: Prepared, deadline: float) -> Submit:
+    return Submit(
+        id=request,
+        token_ids=prepared.token_ids,
+        sampling=prepared.sampling,
+        max_tokens=prepared.max_tokens,
+        stop_ids=prepared.stop_ids,
+        stop_strings=tuple(stop.encode() for stop in prepared.stops),
+        deadline_seconds=deadline,
+    )
+
+
+def _note_progress(account: Account, progress: Progress) -> None:
+    if account.admitted is None:
+        account.admitted = time.monotonic()
+    account.cached_tokens, account.processed_tokens = progress.cached, progress.processed
+
+
+def _note_tokens(account: Account, lane: LaneTokens) -> list[int]:
+    """Record what came; return the new ids."""
+    ids: list[int] = unpack_ids(lane.token_ids).tolist()
+    if ids:
+        account.last_token = time.monotonic()
+        if account.first_token is None:
+            account.first_token = account.last_token
+            if account.on_first_token is not None:
+                account.on_first_token(account.first_token - account.arrived)
+        account.token_ids += ids
+    if lane.finish == "error":
+        log.error("generation_failed", reason=lane.error)
+        raise internal()
+    if lane.finish == "cancelled":
+        raise unavailable("the engine gave this request up; it is shutting down")
+    account.finish = lane.finish
+    if lane.timings is not None:
+        account.engine = lane.timings
+        account.cached_tokens = lane.timings.cached_tokens
+    return ids
+
+
+def _rejected(answer: Rejected, pending_timeout_ms: int) -> ApiError:
+    if answer.code == "queue_timeout":
+        return queue_timeout(pending_timeout_ms)
+    if answer.code == "overloaded":
+        return ApiError(
+            429, answer.message, kind="rate_limit_error", code="server_overloaded", retry_after=2
+        )  # fmt: skip
+    if answer.code == "unavailable":
+        return unavailable(answer.message)
+    codes = {"context_length": "context_length_exceeded", "not_supported": "parameter_not_supported"}
+    return invalid(answer.message, code=codes.get(answer.code, "invalid_prompt"))

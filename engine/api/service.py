@@ -1,0 +1,119 @@
+"""What every handler needs, put together once."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from aiohttp import web
+
+from engine.api.auth import Keys
+from engine.api.config import ApiConfig, read_keys
+from engine.api.engine_link import EngineLink
+from engine.api.errors import overloaded, unavailable
+from engine.api.metrics import Metrics
+from engine.api.model import Load, ModelLoader, ServedModel, load_model
+from engine.api.readiness import Readiness
+from engine.log import get_logger
+from engine.protocol import Limits, Statistics
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+POLL = 0.05
+
+
+class Admission:
+    """Requests between the start of their preparation and the end of their answer; lanes + pending at most."""
+
+    def __init__(self) -> None:
+        self.active = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    @contextmanager
+    def slot(self, limits: Limits) -> Iterator[None]:
+        """Hold one place.
+
+        Raises:
+            ApiError: `server_overloaded`, there is none.
+        """
+        capacity = limits.lanes + limits.max_pending
+        if self.active >= capacity:
+            raise overloaded(capacity)
+        self.active += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.active -= 1
+            if not self.active:
+                self.idle.set()
+
+
+class Service:
+    """The parts of one `api` process. `run` keeps them going."""
+
+    def __init__(self, config: ApiConfig, load: Load = load_model) -> None:
+        self.config = config
+        self.keys = Keys(read_keys(config))
+        self.pool = ThreadPoolExecutor(config.threads, thread_name_prefix="prepare")
+        self.link = EngineLink(
+            Path(config.socket), heartbeat=config.heartbeat, stall=config.stall, on_statistics=self._count
+        )
+        template = None if config.chat_template is None else Path(config.chat_template)
+        self.loader = ModelLoader(Path(config.artifact), template, load, self.pool, self._served)
+        state_file = None if config.state_file is None else Path(config.state_file)
+        self.readiness = Readiness(self.link, self.loader, state_file)
+        self.metrics = Metrics(self.link, lambda: self.readiness.model is not None)
+        self.admission = Admission()
+        self.ready = asyncio.Event()  # set once, when requests are first served
+
+    @property
+    def serving(self) -> tuple[ServedModel, Limits]:
+        """The model and the limits in force.
+
+        Raises:
+            ApiError: not ready any more.
+        """
+        model, limits = self.readiness.model, self.readiness.limits
+        if model is None or limits is None:
+            raise unavailable("the engine has gone away; try again shortly")
+        return model, limits
+
+    def public_id(self, model: ServedModel) -> str:
+        """The name that clients must send."""
+        return self.config.model_id or model.name
+
+    async def offload(self, work: Callable[[], T]) -> T:
+        """Run `work` in one of the worker threads."""
+        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+
+    async def run(self) -> None:
+        """Follow the engine, the state file and the artifact, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.link.run())
+            group.create_task(self.loader.run())
+            group.create_task(self.readiness.run())
+            group.create_task(self._announce())
+
+    async def _announce(self) -> None:
+        while True:
+            model, limits = self.readiness.model, self.readiness.limits
+            if model is not None and limits is not None:
+                break
+            await asyncio.sleep(POLL)
+        self.metrics.serving(self.public_id(model), limits, lambda: self.admission.active)
+        self.ready.set()
+        log.info("serving", model=self.public_id(model), max_context=limits.max_context, lanes=limits.lanes)
+
+    def _served(self) -> str:
+        return "" if self.link.hello is None else self.link.hello.fingerprint
+
+    def _count(self, before: Statistics, now: Statistics) -> None:
+        self.metrics.statistics(before, now)
+
+
+SERVICE = web.AppKey("service", Service)

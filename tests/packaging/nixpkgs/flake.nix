@@ -1,0 +1,4 @@
+{
+  description = "Stands for nixpkgs where there is none";
+  outputs = _: { lib = import ./lib.nix; };
+}
