@@ -27,10 +27,9 @@ from appliance.policy import Policy
 from appliance.rpc import ProgramInfo, Supervisor, SupervisorGoneError
 from appliance.run_folder import RunFiles
 from appliance.settings import DRAIN_SECONDS, Settings
-from engine.exits import ConfigurationError, ExitCode, NInferError
+from engine.exits import ExitCode, NInferError
 from engine.log import configure, get_logger
 from engine.options import Options
-from engine.plan import explain, unsupported
 from engine.protocol import (
     AskStatistics,
     Boot,
@@ -203,6 +202,8 @@ class Controller:
         """Carry out one action; returns what is known at once. Slow ones report later."""
         if isinstance(action, boot.StartFetch):
             return await self._start("fetch")
+        if isinstance(action, boot.StartApi):
+            return await self._start("api")
         if isinstance(action, boot.Probe):
             self._spawn(self._probe())
         elif isinstance(action, boot.Plan):
@@ -220,7 +221,7 @@ class Controller:
 
     # Programs
 
-    async def _start(self, name: Literal["fetch", "engine"]) -> list[boot.Event]:
+    async def _start(self, name: Literal["api", "fetch", "engine"]) -> list[boot.Event]:
         try:
             async with self._rpc_lock:
                 info = await asyncio.to_thread(self._supervisor.start, name)
@@ -229,6 +230,8 @@ class Controller:
             return []
         if info.state == "FATAL":
             return [boot.GaveUp(name, info.description)]
+        if name == "api":
+            return []  # its end is an event like any other
         # It may have ended already. Then its real process id is unknown, and its event will match nothing.
         pid = info.pid if info.runs else -1
         if name == "fetch":
@@ -558,14 +561,7 @@ def this_machine() -> Surroundings:
     """The machine we run on."""
     from appliance.sizing import make_plan, probe_machine  # noqa: PLC0415  (NVML is loaded only for this)
 
-    def plan(settings: Settings, machine: Any) -> PlanLike:
-        made = make_plan(settings, machine)
-        missing = unsupported(made)
-        if missing:
-            raise ConfigurationError(explain(missing))
-        return made
-
-    return Surroundings(probe=probe_machine, plan=plan)
+    return Surroundings(probe=probe_machine, plan=make_plan)
 
 
 def main(arguments: Sequence[str], surroundings: Surroundings | None = None) -> int:

@@ -7,6 +7,7 @@ is orphaned, tells systemd how the start goes, and ends with the status that the
 import errno
 import os
 import secrets
+import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -74,6 +75,7 @@ def run(settings: Settings, launch: Launch = Launch()) -> int:
                 # Whatever happened: nothing stays behind.
                 processes.end(processes.descendants(), 2.0, processes.reap)
     finally:
+        shutil.rmtree(files.folder, ignore_errors=True)
         lock.release()
 
 
