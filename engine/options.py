@@ -168,14 +168,6 @@ class Options:
         "--pending-timeout-ms", _integer(1), 600_000, "longest wait for a lane in milliseconds",
         section="network", commands=SERVERS,
     )  # fmt: skip
-    response_store_max_records: int = option(
-        "--response-store-max-records", _integer(1), 1024, "answers of the Responses API kept for later requests",
-        section="network", commands=SERVERS,
-    )  # fmt: skip
-    response_store_max_mib: int = option(
-        "--response-store-max-mib", _integer(1), 256, "memory for kept answers in MiB", section="network",
-        commands=SERVERS,
-    )  # fmt: skip
     log_stats_interval_ms: int = option(
         "--log-stats-interval-ms", _integer(0), 5000, "milliseconds between throughput lines, 0 for none",
         section="network", commands=SERVERS,
@@ -183,6 +175,14 @@ class Options:
     request_log_jsonl: Path | None = option(
         "--request-log-jsonl", _path, None, "file that gets one JSON line for each request, appended",
         section="network", commands=SERVERS,
+    )  # fmt: skip
+    response_store_max_records: int = option(
+        "--response-store-max-records", _integer(1), 1024, "answers of the Responses API kept for later requests",
+        section="network", commands=SERVERS,
+    )  # fmt: skip
+    response_store_max_mib: int = option(
+        "--response-store-max-mib", _integer(1), 256, "memory for kept answers in MiB", section="network",
+        commands=SERVERS,
     )  # fmt: skip
     log_level: str = option("--log-level", _choice(*LEVELS), "info", "least severe line to print", section="network")
     log_json: bool = option("--log-json", _switch, False, "print log lines as JSON", section="network")

@@ -48,9 +48,9 @@ def create_app(service: Service) -> web.Application:
     app.router.add_get("/props", props)
     app.router.add_get("/v1/load", load)
     app.router.add_post("/v1/chat/completions", chat_completions)
-    app.router.add_routes(responses.ROUTES)
     app.router.add_post("/v1/messages", messages)
     app.router.add_post("/v1/messages/count_tokens", count_tokens)
+    app.router.add_routes(responses.ROUTES)
     return app
 
 

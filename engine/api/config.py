@@ -53,11 +53,11 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     chat_template: str | None = None
     max_request_mib: int = 384
     pending_timeout_ms: int = 600_000
-    response_store_max_records: int = 1024
-    response_store_max_mib: int = 256
     cors: bool = False
     log_stats_interval_ms: int = 5000
     request_log_jsonl: str | None = None
+    response_store_max_records: int = 1024
+    response_store_max_mib: int = 256
     generation: GenerationDefaults = GenerationDefaults()
     engine: EngineFacts = EngineFacts()
     log_level: str = "info"
@@ -94,11 +94,11 @@ def from_options(
         chat_template=None if options.chat_template is None else str(options.chat_template),
         max_request_mib=options.max_request_mib,
         pending_timeout_ms=options.pending_timeout_ms,
-        response_store_max_records=options.response_store_max_records,
-        response_store_max_mib=options.response_store_max_mib,
         cors=options.cors,
         log_stats_interval_ms=options.log_stats_interval_ms,
         request_log_jsonl=None if options.request_log_jsonl is None else str(options.request_log_jsonl.absolute()),
+        response_store_max_records=options.response_store_max_records,
+        response_store_max_mib=options.response_store_max_mib,
         generation=GenerationDefaults(**{name: getattr(options, name) for name in names}),
         engine=EngineFacts(
             device=options.device,

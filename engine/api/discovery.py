@@ -1,6 +1,5 @@
 """What the server says about itself: `/health`, `/v1/models`, `/props`, `/v1/load`, `/metrics` (spec/serving.md §5)."""
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,7 +7,7 @@ from aiohttp import web
 
 from engine.api.errors import ApiError
 from engine.api.metrics import CONTENT_TYPE
-from engine.api.sampling import resolve_sampling
+from engine.api.sampling import AskedSampling, resolve_sampling
 from engine.api.service import SERVICE, Service
 from engine.plan.geometry import PAGE_TOKENS, pages_of
 from engine.version import version
@@ -67,26 +66,13 @@ def _model(service: Service) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class _Unstated:
-    """A request that states no sampling."""
-
-    temperature: None = None
-    top_p: None = None
-    top_k: None = None
-    min_p: None = None
-    presence_penalty: None = None
-    frequency_penalty: None = None
-    seed: None = None
-
-
 async def props(request: web.Request) -> web.Response:
     """What llama.cpp's clients ask for."""
     service = request.app[SERVICE]
     served, limits = service.serving
     defaults = service.config.generation
     thinking = served.frontend.thinks and not defaults.no_thinking
-    sampling = resolve_sampling(served.name, _Unstated(), defaults, thinking=thinking)
+    sampling = resolve_sampling(served.name, AskedSampling(), defaults, thinking=thinking)
     bounds = [one for one in (defaults.default_max_tokens, defaults.max_output_tokens) if one is not None]
     output = min(bounds, default=-1)
     params: dict[str, Any] = {

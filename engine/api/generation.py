@@ -25,6 +25,7 @@ from engine.protocol import (
     unpack_ids,
 )
 from engine.text import Delta, Prompt, PromptError
+from engine.text.tool_calls import Parsed
 from engine.text.tool_events import CallArguments, CallEnd, CallStart
 from engine.text.tools import Kind
 
@@ -209,6 +210,8 @@ class Account:
     ended: float | None = None
     finish: Finish | None = None
     stop: str | None = None
+    parsed: Parsed | None = None  # how calls were read, once the answer is complete
+    calls: int = 0
     engine: Timings | None = None
 
     @property
@@ -324,6 +327,8 @@ async def generate(
                     made = calls.push(deltas)
                     if account.finish is not None:
                         made = [*made, *calls.finish(ended=account.ended_itself)]
+                        account.parsed = calls.result
+                account.calls += sum(isinstance(one, CallEnd) for one in made)
                 for one in made:
                     yield TextDelta(one.channel == "reasoning", one.text) if isinstance(one, Delta) else one
                     spoke = time.monotonic()

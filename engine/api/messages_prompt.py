@@ -24,6 +24,7 @@ from engine.api.messages_request import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from engine.api.sampling import AskedSampling
 from engine.api.tools import NO_TOOLS, Toolset, assistant_turn, historic_call, result_turn, toolset
 from engine.log import get_logger
 from engine.text.tools import Tool, ToolChoice
@@ -68,13 +69,13 @@ def ask_of(request: MessagesRequest) -> Ask:
             param="thinking.budget_tokens",
         )
     _refuse_what_is_missing(request)
-    return _ask(request, output_limit=request.max_tokens, stops=tuple(request.stop_sequences or ()))
+    sampling = AskedSampling(temperature=request.temperature, top_p=request.top_p, top_k=request.top_k)
+    return _ask(request, sampling, output_limit=request.max_tokens, stops=tuple(request.stop_sequences or ()))
 
 
 def count_ask_of(request: PromptRequest) -> Ask:
     """What decides the prompt; the rest plays no part in a count."""
-    free = request.model_copy(update={"tool_choice": None})
-    return _ask(free)
+    return _ask(request.model_copy(update={"tool_choice": None}), AskedSampling())
 
 
 def _refuse_what_is_missing(request: MessagesRequest) -> None:
@@ -100,7 +101,9 @@ def _refuse_what_is_missing(request: MessagesRequest) -> None:
         )
 
 
-def _ask(request: PromptRequest, *, output_limit: int | None = None, stops: tuple[str, ...] = ()) -> Ask:
+def _ask(
+    request: PromptRequest, sampling: AskedSampling, *, output_limit: int | None = None, stops: tuple[str, ...] = ()
+) -> Ask:
     _check_marks(request)
     turns = _joined(request)
     prefill = _is_prefill(turns)
@@ -108,7 +111,7 @@ def _ask(request: PromptRequest, *, output_limit: int | None = None, stops: tupl
     thinking, effort = _thinking(request, stated, prefill=prefill)
     return Ask(
         messages=list(_template_messages(turns)),
-        sampling=request if isinstance(request, MessagesRequest) else MessagesRequest.model_construct(),
+        sampling=sampling,
         continue_final_message=prefill,
         output_limit=output_limit,
         stops=stops,

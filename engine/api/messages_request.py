@@ -320,20 +320,3 @@ class MessagesRequest(PromptRequest):
         ),
     ] = None
     tool_constraints: Literal["basic", "auto"] | None = None
-
-    # Not of this protocol, but part of what decides the sampling.
-    @property
-    def min_p(self) -> None:
-        """Unspecified."""
-
-    @property
-    def presence_penalty(self) -> None:
-        """Unspecified."""
-
-    @property
-    def frequency_penalty(self) -> None:
-        """Unspecified."""
-
-    @property
-    def seed(self) -> None:
-        """Unspecified."""

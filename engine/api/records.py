@@ -14,6 +14,7 @@ from engine.api.generation import Account, Prepared
 from engine.api.model import ServedModel
 from engine.api.request_log import RequestLog
 from engine.api.sampling import preset
+from engine.api.tools import Toolset
 from engine.options import Options, rows_of
 from engine.protocol import Finish, Limits
 from engine.version import version
@@ -189,8 +190,8 @@ def request(exchange: "Exchange") -> dict[str, Any]:
         "media_item_count": 0,
         "requested_output_tokens": ask.output_limit,
         "requested_output_tokens_source": "server_default" if ask.output_limit is None else "client",
-        "tool_count": 0,
-        "tool_choice": None,
+        "tool_count": len(ask.tools.tools),
+        "tool_choice": _choice(ask.tools),
         "has_tool_history": any(one["role"] == "tool" or one.get("tool_calls") for one in ask.messages),
     }
     if prepared is None:
@@ -239,8 +240,8 @@ def _done(exchange: "Exchange", prepared: Prepared) -> dict[str, Any]:
             "prefix_cache_hit_tokens": account.cached_tokens,
             "prefix_reuse_path": "checkpoint" if account.cached_tokens else "root",
             "thinking_tokens": account.reasoning_tokens,
-            "tool_call_count": 0,
-            "tool_call_parse": None,
+            "tool_call_count": account.calls,
+            "tool_call_parse": _parse(account),
         },
         "timings_seconds": _timings(account),
         "vision_overlay": None,
@@ -261,6 +262,31 @@ def _done(exchange: "Exchange", prepared: Prepared) -> dict[str, Any]:
             "scheduling": None,
             "admission": None if engine is None else {"queue_seconds": engine.queue},
         },
+    }
+
+
+def _choice(tools: Toolset) -> str | None:
+    if not tools.tools:
+        return None
+    choice = tools.choice
+    if choice.maximum == 0:
+        return "none"
+    return ("named" if choice.names else "required") if choice.forced else "auto"
+
+
+def _parse(account: Account) -> dict[str, Any] | None:
+    parsed = account.parsed
+    if parsed is None:
+        return None
+    return {
+        "marker_seen": bool(account.calls) or parsed.fallback != "none",
+        "structured_call_count": account.calls,
+        "empty_arguments_omitted": 0,
+        "schema_mismatch_arguments": 0,
+        "duplicate_parameters_repaired": 0,
+        "fallback_reason": parsed.fallback,
+        "recovered_from_reasoning": bool(account.calls) and account.reasoning_tokens == account.generated,
+        "tolerant_recovered": 0,
     }
 
 

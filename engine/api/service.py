@@ -19,6 +19,7 @@ from engine.api.metrics import Metrics
 from engine.api.model import Load, ModelLoader, ServedModel, load_model
 from engine.api.readiness import Readiness
 from engine.api.records import Records
+from engine.api.reporter import Reporter
 from engine.api.request_log import RequestLog
 from engine.api.responses.store import ResponseStore
 from engine.api.totals import Totals
@@ -109,11 +110,13 @@ class Service:
 
     async def run(self) -> None:
         """Follow the engine, the state file and the artifact, until cancelled."""
+        reporter = Reporter(self.totals, self.link, self.records.log)
         async with asyncio.TaskGroup() as group:
             group.create_task(self.link.run())
             group.create_task(self.loader.run())
             group.create_task(self.readiness.run())
             group.create_task(self._announce())
+            group.create_task(reporter.run(self.config.log_stats_interval_ms / 1000))
 
     async def _announce(self) -> None:
         while True:

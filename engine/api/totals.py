@@ -1,9 +1,7 @@
 """What the engines of this process have done, in sums that survive an engine's restart (spec/serving.md §5.3)."""
 
 import time
-from dataclasses import dataclass, field
-
-import msgspec
+from dataclasses import dataclass, replace
 
 from engine.api.generation import Account
 from engine.protocol import Statistics
@@ -22,8 +20,7 @@ class Totals:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     reused_tokens: int = 0
-    recoveries: int = 0
-    last_request: dict[str, float] | None = field(default=None)
+    last_request: dict[str, float] | None = None
 
     def statistics(self, before: Statistics, now: Statistics) -> None:
         """Add what happened between two reports of one engine."""
@@ -56,4 +53,4 @@ class Totals:
 
     def copy(self) -> "Totals":
         """The sums of this moment."""
-        return msgspec.convert(msgspec.to_builtins(self), Totals)
+        return replace(self)

@@ -12,7 +12,10 @@ from tests.api.box import Box, running
 from tests.api.nano import frontend
 
 ON = {"thinking": {"type": "adaptive"}}
-CALL = "<tool_call>\n<function=write>\n<parameter=path>\na.txt\n</parameter>\n<parameter=lines>\n3\n</parameter>\n</function>\n</tool_call>"
+CALL = (
+    "<tool_call>\n<function=write>\n<parameter=path>\na.txt\n</parameter>\n"
+    "<parameter=lines>\n3\n</parameter>\n</function>\n</tool_call>"
+)
 WRITE = {
     "name": "write",
     "description": "Write a file.",
