@@ -15,7 +15,7 @@ from engine.api.generation import Account, Ask, MadeCall, Prefilled, Silence, Te
 from engine.api.schemas import ChatRequest, messages_for_template
 from engine.api.service import SERVICE
 from engine.api.sse import EventStream
-from engine.api.tools import Toolset, new_call_id
+from engine.api.tools import NO_TOOLS, Toolset, new_call_id
 from engine.protocol import Finish
 from engine.text.tool_events import CallArguments, CallEnd, CallStart
 from engine.text.tools import Kind
@@ -42,7 +42,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         return await answer.stream(request) if chat.stream else web.json_response(await answer.whole())
 
 
-def ask_of(chat: ChatRequest, tools: Toolset) -> Ask:
+def ask_of(chat: ChatRequest, tools: Toolset = NO_TOOLS) -> Ask:
     """The request in no protocol's terms."""
     return Ask(
         messages=messages_for_template(chat.messages),

@@ -10,11 +10,11 @@ Fence = str | None
 """The run of characters that opened the fenced block we are in; None: outside."""
 
 
-def unquoted(text: str, mark: re.Pattern[str], fence: Fence, *, final: bool) -> Iterator[re.Match[str]]:
-    """Matches of `mark`, which holds no newline, that stand outside of code.
+def unquoted(text: str, mark: re.Pattern[str], fence: Fence, *, final: bool) -> Iterator[tuple[int, bool]]:
+    """Where `mark`, which matches no newline, stands outside of code, and whether that is certain.
 
-    `text` begins at the start of a line. Unless `final`, more text may follow; then a mark that could still turn out
-    to be quoted, because an inline code span before it may yet be closed, is among the matches.
+    `text` begins at the start of a line. Unless `final`, more text may follow; then an inline code span before the mark
+    may yet be closed.
     """
     for begin, end, complete in _lines(text, final=final):
         # A mark on the line that opens a fence belongs to the fence.
@@ -72,24 +72,26 @@ def _opens_fence(text: str, begin: int, end: int, *, complete: bool) -> bool:
 
 def _outside_spans(
     text: str, mark: re.Pattern[str], begin: int, end: int, *, complete: bool
-) -> Iterator[re.Match[str]]:
+) -> Iterator[tuple[int, bool]]:
     """Code spans end on their line: models do not wrap them, and a stray backtick must not swallow a call."""
     spans: list[tuple[int, int]] = []
     runs = [run.span() for run in _BACKTICKS.finditer(text, begin, end)]
     if not complete and runs and runs[-1][1] == end:
         runs.pop()  # it may grow, so it is not known yet what it closes
+    certain_upto = end
     index = 0
     while index < len(runs):
         opened, inside = runs[index]
         length = inside - opened
         closing = (later for later in range(index + 1, len(runs)) if runs[later][1] - runs[later][0] == length)
-        if (close := next(closing, None)) is None:
-            if not complete:
-                break  # everything after it is undecided
-            index += 1
-        else:
+        if (close := next(closing, None)) is not None:
             spans.append((opened, runs[close][1]))
             index = close + 1
+        elif complete:
+            index += 1
+        else:
+            certain_upto = opened
+            break
     for found in mark.finditer(text, begin, end):
         if not any(opened < found.start() < closed for opened, closed in spans):
-            yield found
+            yield found.start(), found.start() < certain_upto

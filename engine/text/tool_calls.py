@@ -110,7 +110,7 @@ class ToolParser:
         calls: list[Call] = []
         withheld = ""
         while text:
-            for region in self._regions(text, fence, skip, final=True):
+            for region in self._regions(text, fence, skip):
                 kept = [*region.calls, *filter(None, [region.unclosed if ended else None])]
                 if region.state == "calls" or (self._tolerant and kept):
                     break
@@ -146,9 +146,14 @@ class ToolParser:
 
         `position` learns what failed on the way.
         """
-        for region in self._regions(text, position.fence, position.skip, final=False):
+        for start, certain in unquoted(text, self._opener, position.fence, final=False):
+            if start < position.skip:
+                continue
+            if not certain:
+                return start, True
+            region = self._region(text, start, final=False)
             if region.state == "open" or (self._tolerant and region.calls):
-                return region.start, True
+                return start, True
             position.skip = region.resume
             if position.reason == "none":
                 position.reason = region.reason
@@ -165,11 +170,11 @@ class ToolParser:
         kept = {key: value for key, value in values.items() if value is not OMITTED}
         return Call(raw.name, kept, tool.kind if tool else "function")
 
-    def _regions(self, text: str, fence: Fence, skip: int, *, final: bool) -> Iterator[Region]:
-        """The regions of `text`; one that failed is text, and the next one begins after what it had read."""
-        for opener in unquoted(text, self._opener, fence, final=final):
-            if opener.start() >= skip:
-                region = self._region(text, opener.start(), final=final)
+    def _regions(self, text: str, fence: Fence, skip: int) -> Iterator[Region]:
+        """The regions of the end of an answer. One that failed is text, and the next begins after what it had read."""
+        for start, _ in unquoted(text, self._opener, fence, final=True):
+            if start >= skip:
+                region = self._region(text, start, final=True)
                 yield region
                 skip = region.resume
 

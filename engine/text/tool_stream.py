@@ -8,17 +8,19 @@ When a call is certain, and so may be published, is a rule the caller chooses:
 `argument`: the name as soon as it is read, and the arguments of strict tools piece by piece. Needs the same. A call
     that is cut has then begun, and is left without its `CallEnd`; such a call is none.
 
-Should the engine not keep to the structure, `call` and `argument` become `end` as long as nothing is published; later
-the rest is text.
+`call` and `argument` read only the standard form, calls that begin with `<tool_call>`. Should the engine not keep to
+the structure, a call that was not published is text, and so is whatever follows one that was. What is left of a call
+that was cut is withheld.
 
 Under each rule the joined events are what the parser gives for the whole output, however the deltas are cut.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Literal
 
-from engine.text.markdown import skip_lines
+from engine.text.markdown import in_fence, skip_lines, unquoted
 from engine.text.reasoning import Channel
 from engine.text.stream import Delta
 from engine.text.tool_arguments import StructuredCalls
@@ -26,14 +28,29 @@ from engine.text.tool_calls import Parsed, Position, ToolParser, before_calls
 from engine.text.tool_events import Event, call_events
 from engine.text.tool_markup import Fallback
 
+_BLOCK = re.compile("<tool_call>")
+
 Commit = Literal["end", "call", "argument"]
+
+
+_Decide = Callable[[str, Position], tuple[int, bool]]
+
+
+def _first_block(text: str, position: Position, *, final: bool = False) -> tuple[int, bool]:
+    """Like `ToolParser.undecided`, where any `<tool_call>` that is certain to stand outside of code begins a call."""
+    for start, certain in unquoted(text, _BLOCK, position.fence, final=final):
+        if start >= position.skip:
+            return start, certain
+    last = text.rfind("<")
+    may_begin = last >= position.skip and _BLOCK.pattern.startswith(text[last:])
+    return (last if may_begin and not in_fence(text[:last], position.fence) else len(text)), False
 
 
 class _Held:
     """One channel's text from the start of the first line that is not completely sent."""
 
-    def __init__(self, parser: ToolParser) -> None:
-        self._parser = parser
+    def __init__(self, decide: _Decide) -> None:
+        self._decide = decide
         self._position = Position()
         self._text = ""
         self._more: list[str] = []  # text that was not looked at yet
@@ -49,7 +66,7 @@ class _Held:
         if self._unread < self._patience:
             return ""
         self._collect()
-        certain, opened = self._parser.undecided(self._text, self._position)
+        certain, opened = self._decide(self._text, self._position)
         self._region = certain if opened else None
         # Reading a growing region again at every push would take quadratic time.
         self._patience = (len(self._text) - certain) // 4 if opened else 0
@@ -62,21 +79,24 @@ class _Held:
             self._region = None if self._region is None else self._region - start
         return piece
 
-    def call_text(self) -> str | None:
-        """The text from a `<tool_call>` that is certain not to be quoted, if there is one."""
-        if self._region is None:
-            return None
+    def begun(self, *, final: bool) -> str | None:
+        """Under enforced structure: the text from the first `<tool_call>`, once it is certain to begin a call."""
         self._collect()
-        before = self._text[self._text.rfind("\n", 0, self._region) + 1 : self._region]
-        if "`" in before and "\n" not in self._text[self._region :]:
-            return None
-        text = self._text[self._region :]
-        return text if text.startswith("<tool_call>") else None
+        if final:
+            start, opened = _first_block(self._text, self._position, final=True)
+            self._region = start if opened else None
+        return None if self._region is None else self._text[self._region :]
 
-    def finish(self, *, ended: bool) -> tuple[str, Parsed]:
-        """The rest of the text, and how the end was read."""
+    def give_up(self) -> None:
+        """The opener that stands undecided begins no call."""
+        if self._region is not None:
+            self._position.skip = self._region + 1
+        self._patience = 0
+
+    def finish(self, parser: ToolParser, *, ended: bool) -> tuple[str, Parsed]:
+        """The rest of the text, and how `parser` reads the end."""
         self._collect()
-        parsed = self._parser.parse_rest(self._text, self._position, ended=ended)
+        parsed = parser.parse_rest(self._text, self._position, ended=ended)
         return self._send(parsed.text), parsed
 
     def flush(self) -> str:
@@ -111,10 +131,10 @@ class ToolCallStream:
         self._parser = parser
         self._commit = commit
         self._thinking = True
-        self._reasoning = _Held(parser.strict)
-        self._content = _Held(parser)
-        self._structured: StructuredCalls | None = None
-        self._ahead: list[str] = []  # what only the structured reader has, while it could still be wrong
+        self._reasoning = _Held(parser.strict.undecided)
+        self._content = _Held(parser.undecided) if commit == "end" else _Held(_first_block)
+        self._reader: StructuredCalls | None = None
+        self._ahead: list[str] = []  # what only the reader has, while it may still give up
         self.result = Parsed(text="")
 
     def push(self, deltas: Iterable[Delta]) -> list[Event]:
@@ -129,7 +149,10 @@ class ToolCallStream:
                 if self._thinking:
                     self._thinking = False
                     _say(events, "reasoning", self._reasoning.flush())
-                self._push_content(events, delta.text)
+                if self._commit == "end":
+                    _say(events, "content", self._content.push(delta.text))
+                else:
+                    self._push_structured(events, delta.text)
         return events
 
     def finish(self, *, ended: bool) -> list[Event]:
@@ -137,46 +160,46 @@ class ToolCallStream:
         events: list[Event] = []
         if self._thinking:
             if ended:
-                text, parsed = self._reasoning.finish(ended=True)
+                text, parsed = self._reasoning.finish(self._parser.strict, ended=True)
                 self.result = parsed if parsed.calls else self.result
             else:
                 text = self._reasoning.flush()
             _say(events, "reasoning", text)
             events += call_events(self.result.calls)
-        elif self._structured is not None:
-            text, withheld = self._structured.rest()
-            _say(events, "content", text)
-            reason: Fallback = "trailing_content" if text.strip() else "malformed_structure" if withheld else "none"
-            self.result = Parsed(
-                text=text,
-                calls=tuple(self._structured.calls),
-                fallback=reason,
-                surplus=self._structured.surplus,
-                withheld=withheld,
-            )
-        else:
-            text, self.result = self._content.finish(ended=ended)
+        elif self._commit == "end" or not self._parser.callable:
+            text, self.result = self._content.finish(self._parser, ended=ended)
             _say(events, "content", text)
             events += call_events(self.result.calls)
+        else:
+            self._push_structured(events, "", final=True)
+            text, withheld = (self._content.flush(), "") if self._reader is None else self._reader.rest()
+            _say(events, "content", text)
+            calls = self._reader.calls if self._reader else []
+            broken = self._reader is not None and text.strip()
+            reason: Fallback = "trailing_content" if broken else "malformed_structure" if withheld else "none"
+            surplus = self._reader.surplus if self._reader else 0
+            self.result = Parsed(text=text, calls=tuple(calls), fallback=reason, surplus=surplus, withheld=withheld)
         return events
 
-    def _push_content(self, events: list[Event], text: str) -> None:
-        reader = self._structured
-        if reader is None:
-            _say(events, "content", self._content.push(text))
-            if self._commit == "end" or (begun := self._content.call_text()) is None:
+    def _push_structured(self, events: list[Event], text: str, *, final: bool = False) -> None:
+        while True:
+            if self._reader is None:
+                _say(events, "content", self._content.push(text))
+                begun = self._content.begun(final=final)
+                if begun is None:
+                    return
+                self._reader = StructuredCalls(self._parser, piecemeal=self._commit == "argument")
+                events += self._reader.push(begun)
+            else:
+                if not self._reader.published:
+                    self._ahead.append(text)
+                events += self._reader.push(text)
+            if self._reader.published or not self._reader.broken:
                 return
-            self._structured = reader = StructuredCalls(self._parser, piecemeal=self._commit == "argument")
-            events += reader.push(begun)
-        else:
-            if not reader.published:
-                self._ahead.append(text)
-            events += reader.push(text)
-        if reader.broken and not reader.published:
-            # The structure is not enforced after all, so the rule of free decoding holds.
-            self._structured = None
-            self._commit = "end"
-            _say(events, "content", self._content.push("".join(self._ahead)))
+            self._reader = None
+            self._content.give_up()
+            text = "".join(self._ahead)
+            self._ahead.clear()
 
 
 def _say(events: list[Event], channel: Channel, text: str) -> None:

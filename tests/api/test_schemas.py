@@ -229,7 +229,7 @@ def test_declared_tools() -> None:
     assert write["function"]["description"] == "put\n\nThe input follows this lark grammar:\nstart: /a+/"
     assert stay["function"]["parameters"] == {"type": "object", "properties": {}}
     choice = request.toolset.choice
-    assert (choice.minimum, choice.maximum, choice.names) == (0, 1, {"look", "write"})
+    assert (choice.minimum, choice.maximum, choice.names) == (0, 1, frozenset({"look", "write"}))
     assert parse(tools=[tool("f")], tool_choice="none").toolset.reader() is None
     assert parse(tools=[{"type": "mcp_server"}]).toolset.declarations() == []
 

@@ -1,8 +1,9 @@
 """The corpus of answers with calls, whole and cut at every place (spec/serving.md §6.5, spec/cases.md A2-A4, A8)."""
 
 import json
+import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ class Joined:
     content: str
     calls: list[tuple[str, str]]
     unfinished: list[tuple[str, str]]
+    fallback: str = "none"
 
 
 def joined(events: Iterable[Event]) -> Joined:
@@ -94,7 +96,7 @@ def stream(
         events += calls.push(output.push(data[begin:end]))
     events += calls.push(output.finish())
     events += calls.finish(ended=ended)
-    return joined(events)
+    return replace(joined(events), fallback=calls.result.fallback)
 
 
 def as_expected(calls: Iterable[Call]) -> list[list[Any]]:
@@ -126,12 +128,19 @@ def test_corpus(case: dict[str, Any]) -> None:
     assert parsed.fallback == expected["fallback"]
     assert parsed.withheld == expected.get("withheld", "")
     assert thought == expected.get("thought", reasoning)
-    size = len((reasoning + case["output"]).encode()) + 10
-    whole = stream(parser, reasoning, case["output"], [], ended=ended)
-    assert whole == Joined(thought, parsed.text, as_sent(parsed), [])
+    whole = Joined(thought, parsed.text, as_sent(parsed), [], parsed.fallback)
+    size = len((reasoning + case["output"]).encode())
+    assert whole == stream(parser, reasoning, case["output"], [], ended=ended)
     assert whole == stream(parser, reasoning, case["output"], range(1, size), ended=ended)
-    for cut in range(1, size):
-        assert whole == stream(parser, reasoning, case["output"], [cut], ended=ended), cut
+    deltas = [Delta("reasoning", reasoning)] * bool(reasoning) + [Delta("content", case["output"])]
+    for index, delta in enumerate(deltas):
+        for cut in range(1, len(delta.text)):
+            halves = [Delta(delta.channel, delta.text[:cut]), Delta(delta.channel, delta.text[cut:])]
+            calls = ToolCallStream(parser)
+            events: list[Event] = []
+            for part in [*deltas[:index], *halves, *deltas[index + 1 :]]:
+                events += calls.push([part] * bool(part.text))
+            assert whole == replace(joined(events + calls.finish(ended=ended)), fallback=calls.result.fallback), cut
 
 
 PIECES = [
@@ -168,7 +177,7 @@ def test_a_stream_gives_what_the_parser_gives(
     size = len((reasoning + content).encode())
     for places in (sorted(cut for cut in cuts if cut <= size), range(1, size)):
         assert stream(parser, reasoning, content, places, ended=ended) == Joined(
-            thought, parsed.text, as_sent(parsed), []
+            thought, parsed.text, as_sent(parsed), [], parsed.fallback
         )
 
 
@@ -191,3 +200,130 @@ def test_early_commits_do_not_depend_on_the_cuts(content: str, ended: bool, comm
     size = len(content.encode())
     for places in (sorted(cut for cut in cuts if cut <= size), range(1, size)):
         assert stream(PARSER, "", content, places, ended=ended, commit=commit) == whole
+
+
+FRAGMENTS = ["a", "é", "🌍", "\n", '"', "\\", "<", "/", "`", "</parameter>", "<tool_call>", "<parameter=x>"]
+VALUE = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
+WRITTEN = st.lists(
+    st.one_of(
+        st.builds(lambda path, text: ("write", {"path": path, "content": text}), VALUE, VALUE),
+        st.builds(lambda path: ("read", {"path": path, "limit": 3}), VALUE),
+        st.builds(lambda text: ("apply_patch", {"input": text}), VALUE),
+        st.just(("now", {})),
+    ),
+    max_size=3,
+)
+
+
+def written(calls: Iterable[tuple[str, dict[str, Any]]]) -> str:
+    """Calls as a constrained model writes them."""
+    blocks = []
+    for name, values in calls:
+        parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+        blocks.append(f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>")
+    return "\n".join(blocks)
+
+
+@given(WRITTEN, st.sampled_from(["", "Hi.", "A `"]), st.sampled_from(["call", "argument"]), st.data())
+def test_enforced_structure_needs_no_wait(
+    calls: list[tuple[str, dict[str, Any]]], said: str, commit: Commit, data: st.DataObject
+) -> None:
+    calls = [(n, v) for n, v in calls if not any("\n</parameter>" in f"\n{x}" for x in v.values())]
+    content = said + ("\n\n" if said else "") + written(calls)
+    expected = [
+        (
+            name,
+            values["input"] if name == "apply_patch" else json.dumps(values, ensure_ascii=False, separators=(",", ":")),
+        )
+        for name, values in calls
+    ]
+    size = len(content.encode())
+    cuts = sorted(data.draw(st.lists(st.integers(0, size), max_size=6)))
+    for places in (cuts, range(1, size)):
+        assert stream(PARSER, "", content, places, ended=True, commit=commit) == Joined(
+            "", said if calls else content, expected, []
+        )
+
+
+def test_arguments_arrive_piece_by_piece() -> None:
+    calls = ToolCallStream(PARSER, commit="argument")
+    assert calls.push([Delta("content", "Hi.\n\n<tool_call>\n<function=write")]) == [Delta("content", "Hi.")]
+    assert calls.push([Delta("content", ">\n")]) == [CallStart(0, "write", "function")]
+    assert calls.push([Delta("content", "<parameter=path>\na/")]) == [
+        CallArguments(0, '{"path":"'),
+        CallArguments(0, "a/"),
+    ]
+    assert calls.push([Delta("content", 'b"\n</para')]) == [CallArguments(0, 'b\\"')]
+    assert calls.push([Delta("content", "graph")]) == [CallArguments(0, "\\n</paragraph")]
+    assert calls.push([Delta("content", "\n</parameter>\n</function>")]) == [CallArguments(0, '"')]
+    assert calls.push([Delta("content", "\n</tool_call>")]) == [CallArguments(0, "}"), CallEnd(0)]
+    assert calls.finish(ended=True) == []
+    assert as_sent(calls.result) == [("write", '{"path":"a/b\\"\\n</paragraph"}')]
+
+
+def test_a_tool_that_is_not_strict_may_repeat_a_parameter_so_its_arguments_come_whole() -> None:
+    calls = ToolCallStream(PARSER, commit="argument")
+    content = "<tool_call>\n<function=read>\n<parameter=path>\na\n</parameter>\n"
+    assert calls.push([Delta("content", content)]) == [CallStart(0, "read", "function")]
+    content = "<parameter=path>\nb\n</parameter>\n</function>\n</tool_call>"
+    assert calls.push([Delta("content", content)]) == [CallArguments(0, '{"path":"b"}'), CallEnd(0)]
+
+
+@pytest.mark.parametrize("commit", COMMITS[1:])
+def test_a_cut_call_under_enforced_structure_is_withheld(commit: Commit) -> None:
+    content = written([("now", {}), ("write", {"path": "a"})])[: -len("\n</function>\n</tool_call>")]
+    ways: list[Iterable[int]] = [[], range(1, len(content))]
+    for places in ways:
+        made = stream(PARSER, "", content, places, ended=False, commit=commit)
+        assert (made.content, made.calls) == ("", [("now", "{}")])
+        assert made.unfinished == ([] if commit == "call" else [("write", '{"path":"a"')])
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+def test_calls_beyond_the_choice_are_counted_and_dropped(commit: Commit) -> None:
+    parser = ToolParser(TOOLS, ToolChoice.auto(parallel=False))
+    _, parsed = parse_answer(parser, "", written([("now", {}), ("write", {"path": "a"})]), ended=True, commit=commit)
+    assert (as_sent(parsed), parsed.surplus, parsed.text) == ([("now", "{}")], 1, "")
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+def test_tools_that_the_choice_does_not_allow_are_not_called(commit: Commit) -> None:
+    content = written([("now", {})])
+    for choice in (ToolChoice.none(), ToolChoice.named("read"), ToolChoice.auto(names=["write"])):
+        made = stream(ToolParser(TOOLS, choice), "", content, [], ended=True, commit=commit)
+        assert (made.content, made.calls) == (content, [])
+    assert stream(ToolParser(), "", content, [5], ended=True, commit=commit).content == content
+
+
+def test_text_is_not_held_longer_than_it_must() -> None:
+    calls = ToolCallStream(PARSER)
+    for text, sent in [
+        ("a", "a"),
+        ("\n", ""),
+        ("b <", "\nb "),
+        ("tool", ""),
+        ("box> c", "<toolbox> c"),
+        (" <tool_call>", " "),
+        (" is", "<tool_call> is"),
+        (" `<tool_call>", " `"),
+        ("` d\n```\n", "<tool_call>` d\n```"),
+        ("<tool_call>", "\n<tool_call>"),
+        ("\n<function=now>", "\n<function=now>"),
+        ("\n```", "\n```"),
+    ]:
+        events = calls.push([Delta("content", text)])
+        assert "".join(event.text for event in events if isinstance(event, Delta)) == sent
+    assert calls.finish(ended=True) == []
+
+
+def test_long_values_take_linear_time() -> None:
+    content = written([("write", {"path": "a", "content": "<parameter=x> `\n" * 4000})])
+    for commit in COMMITS:
+        calls = ToolCallStream(PARSER, commit=commit)
+        events: list[Event] = []
+        began = time.process_time()
+        for at in range(0, len(content), 4):
+            events += calls.push([Delta("content", content[at : at + 4])])
+        events += calls.finish(ended=True)
+        assert time.process_time() - began < 5
+        assert [name for name, _ in joined(events).calls] == ["write"]
