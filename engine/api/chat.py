@@ -81,6 +81,7 @@ def ask_of(chat: ChatRequest) -> Ask:
         reasoning_effort=chat.reasoning_effort,
         preserve_thinking=chat.preserve_thinking,
         template_kwargs=chat.chat_template_kwargs or {},
+        thinking_budget=chat.thinking_budget,
     )
 
 

@@ -19,18 +19,20 @@ from engine.protocol import (
     Rejected,
     Sampling,
     Submit,
+    Thinking,
     Timings,
     pack_ids,
     unpack_ids,
 )
 from engine.text import PromptError
+from engine.text.reasoning import THINK_CLOSE
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """What a request wants, in no protocol's terms. None is unspecified; `output_limit` counts tokens."""
+    """What a request wants, in no protocol's terms. None is unspecified; limit and budget count tokens."""
 
     messages: list[dict[str, Any]]
     sampling: SamplingFields
@@ -41,6 +43,7 @@ class Ask:
     reasoning_effort: str | None = None
     preserve_thinking: bool | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    thinking_budget: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,7 @@ class Prepared:
     max_tokens: int
     stops: tuple[str, ...]
     stop_ids: tuple[int, ...]
+    thought: Thinking | None = None
 
 
 def prepare(ask: Ask, model: ServedModel, limits: Limits, defaults: GenerationDefaults) -> Prepared:
@@ -96,7 +100,16 @@ def prepare(ask: Ask, model: ServedModel, limits: Limits, defaults: GenerationDe
         max_tokens=min(bounds),
         stops=ask.stops,
         stop_ids=() if ask.ignore_eos else tuple(model.frontend.stop_ids),
+        thought=_thought(ask, model, defaults) if prompt.thinking else None,
     )
+
+
+def _thought(ask: Ask, model: ServedModel, defaults: GenerationDefaults) -> Thinking | None:
+    """What bounds the thought that the prompt has opened."""
+    budget = defaults.default_thinking_budget if ask.thinking_budget is None else ask.thinking_budget
+    if budget is None:
+        return None
+    return Thinking(close=THINK_CLOSE.encode(), budget=budget, wrap_up=pack_ids(model.frontend.wrap_up()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +264,7 @@ def _submit(request: int, prepared: Prepared, deadline: float) -> Submit:
         max_tokens=prepared.max_tokens,
         stop_ids=prepared.stop_ids,
         stop_strings=tuple(stop.encode() for stop in prepared.stops),
+        thinking=prepared.thought,
         deadline_seconds=deadline,
     )
 

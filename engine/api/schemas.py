@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 LARGEST_COUNT = 2**31 - 1
+LARGEST_BUDGET = 2**32 - 1
 LONGEST_STOP = 1024
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -275,10 +276,7 @@ class ChatRequest(BaseModel):
     enable_thinking: StrictBool | None = None
     preserve_thinking: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    thinking_budget: Annotated[
-        Annotated[int, _whole(1, 2**32 - 1)] | None,
-        _only(lambda _: False, "parameter_not_supported", "a thinking budget is not in this version; use max_tokens"),
-    ] = None
+    thinking_budget: Annotated[int, _whole(1, LARGEST_BUDGET)] | None = None
 
     # What this version lacks
     n: Annotated[
