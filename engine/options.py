@@ -220,6 +220,11 @@ class Options:
     reasoning_effort: str | None = option(
         "--reasoning-effort", _choice(*EFFORTS), None, "default effort of requests that think", section="generation"
     )
+    default_thinking_budget: int | None = option(
+        "--default-thinking-budget", _integer(1, 2**32 - 1), None,
+        "longest thought in tokens when a request states none (default: no bound)",
+        section="generation", commands=SERVERS,
+    )  # fmt: skip
     temperature: float | None = option(
         "--temperature", _number(0, 2), None, "0 takes the most likely token", section="generation"
     )
@@ -316,7 +321,6 @@ REFUSED: dict[str, str] = {
     "--no-cuda-graph": "is not needed: this version captures no graphs",
     "--graft": "is not offered",
     "--default-graft": "is not offered",
-    "--default-thinking-budget": _LATER,
     "--preserve-thinking": "is not in this version; send preserve_thinking with the request",
     "--tolerant-tool-calls": _LATER,
     "--vision": "is not in this version; requests are text only",

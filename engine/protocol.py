@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-VERSION = 1
+VERSION = 2
 MAX_FRAME_BYTES = 512 * 1024 * 1024
 MAX_DESCRIPTORS = 64
 
@@ -51,6 +51,18 @@ class Media(msgspec.Struct, frozen=True, kw_only=True):
     begin: int  # index of its first placeholder token
 
 
+class Thinking(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt ends inside a thought. `close` are the bytes that end it.
+
+    When `budget` tokens have come and it is still open, the tokens `wrap_up` (little-endian u32) are inserted, which
+    must end it. None lets it go on.
+    """
+
+    close: bytes
+    budget: int | None = None
+    wrap_up: bytes = b""
+
+
 # Client → engine
 
 
@@ -64,7 +76,7 @@ class Submit(Message, tag="submit", frozen=True):
     stop_ids: tuple[int, ...] = ()
     stop_strings: tuple[bytes, ...] = ()
     logprobs: int = 0
-    thinking_budget: int | None = None
+    thinking: Thinking | None = None
     deadline_seconds: float | None = None  # longest wait for a lane, from now
     cache_salt: bytes = b""
     checkpoints: tuple[int, ...] = ()

@@ -55,6 +55,7 @@ def ask_of(chat: ChatRequest, tools: Toolset = NO_TOOLS) -> Ask:
         preserve_thinking=chat.preserve_thinking,
         template_kwargs=chat.chat_template_kwargs or {},
         tools=tools,
+        thinking_budget=chat.thinking_budget,
     )
 
 

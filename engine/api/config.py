@@ -10,12 +10,13 @@ from engine.options import Options
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a request gets when it states nothing (spec/serving.md §6.1, §6.2). None leaves it to the model's preset."""
+    """What a request gets when it states nothing (spec/serving.md §6.1–§6.3). None leaves it to the model's preset."""
 
     default_max_tokens: int | None = None
     max_output_tokens: int | None = None
     no_thinking: bool = False
     reasoning_effort: str | None = None
+    default_thinking_budget: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

@@ -20,11 +20,13 @@ from engine.protocol import (
     Rejected,
     Sampling,
     Submit,
+    Thinking,
     Timings,
     pack_ids,
     unpack_ids,
 )
 from engine.text import Delta, Prompt, PromptError
+from engine.text.reasoning import THINK_CLOSE
 from engine.text.tool_calls import Parsed
 from engine.text.tool_events import CallArguments, CallEnd, CallStart
 from engine.text.tools import Kind
@@ -34,7 +36,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """What a request wants, in no protocol's terms. None is unspecified; `output_limit` counts tokens."""
+    """What a request wants, in no protocol's terms. None is unspecified; limit and budget count tokens."""
 
     messages: list[dict[str, Any]]
     sampling: SamplingFields
@@ -47,6 +49,7 @@ class Ask:
     preserve_thinking: bool | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     tools: Toolset = NO_TOOLS
+    thinking_budget: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,7 @@ class Prepared:
     stops: tuple[str, ...]
     stop_ids: tuple[int, ...]
     tools: Toolset = NO_TOOLS
+    thought: Thinking | None = None
 
 
 def render(ask: Ask, model: ServedModel, defaults: GenerationDefaults) -> Prompt:
@@ -111,7 +115,16 @@ def prepare(ask: Ask, model: ServedModel, limits: Limits, defaults: GenerationDe
         stops=ask.stops,
         stop_ids=() if ask.ignore_eos else tuple(model.frontend.stop_ids),
         tools=ask.tools,
+        thought=_thought(ask, model, defaults) if prompt.thinking else None,
     )
+
+
+def _thought(ask: Ask, model: ServedModel, defaults: GenerationDefaults) -> Thinking | None:
+    """What bounds the thought that the prompt has opened."""
+    budget = defaults.default_thinking_budget if ask.thinking_budget is None else ask.thinking_budget
+    if budget is None:
+        return None
+    return Thinking(close=THINK_CLOSE.encode(), budget=budget, wrap_up=pack_ids(model.frontend.wrap_up()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +357,7 @@ def _submit(request: int, prepared: Prepared, deadline: float, cache_salt: bytes
         max_tokens=prepared.max_tokens,
         stop_ids=prepared.stop_ids,
         stop_strings=tuple(stop.encode() for stop in prepared.stops),
+        thinking=prepared.thought,
         deadline_seconds=deadline,
         cache_salt=cache_salt,
     )

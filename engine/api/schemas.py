@@ -37,6 +37,7 @@ from engine.api.fields import (
 from engine.api.tool_choice import Choice, read_choice
 from engine.api.tools import Toolset, assistant_turn, historic_call, in_call_order, result_turn
 
+LARGEST_BUDGET = 2**32 - 1
 LONGEST_STOP = 1024
 
 
@@ -247,10 +248,7 @@ class ChatRequest(BaseModel):
     enable_thinking: StrictBool | None = None
     preserve_thinking: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    thinking_budget: Annotated[
-        Annotated[int, whole(1, 2**32 - 1)] | None,
-        never("parameter_not_supported", "a thinking budget is not in this version; use max_tokens"),
-    ] = None
+    thinking_budget: Annotated[int, whole(1, LARGEST_BUDGET)] | None = None
 
     # Tools
     tools: list[DeclaredTool] | None = None

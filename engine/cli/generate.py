@@ -41,7 +41,6 @@ SEED = 0
 
 _LATER = "is not in this version; leave it out"
 REFUSED = {
-    "--thinking-budget": "is not in this version; --max-new bounds thought and answer together",
     "--reasoning-stop": "is not in this version; --stop applies to thought and answer",
     "--stop-token-id": "is not in this version; use --stop TEXT",
     "--grammar-file": _LATER,
@@ -109,6 +108,7 @@ def _flags() -> argparse.ArgumentParser:
     source.add_argument("--messages", type=Path, metavar="FILE", help="JSON array of messages, or {messages: [...]}")
     request.add_argument("--url", help="ask a running box, for example http://127.0.0.1:8080 (key: NINFER_API_KEY)")
     request.add_argument("--max-new", type=int, default=MAX_NEW, metavar="N", help=f"longest answer [{MAX_NEW}]")
+    request.add_argument("--thinking-budget", type=int, metavar="N", help="longest thought [--max-new]")
     request.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; four at most")
     request.add_argument("--print-token-ids", action="store_true", help="print the ids of the answer on stderr")
     return flags
@@ -122,6 +122,7 @@ def _body(given: argparse.Namespace, options: Options) -> dict[str, Any]:
         raise ConfigurationError("--print-token-ids needs an engine of its own; a box returns text, not ids")
     fields: dict[str, Any] = {
         "max_tokens": given.max_new,
+        "thinking_budget": given.thinking_budget,
         "stop": given.stop or None,
         "temperature": 0 if options.greedy else options.temperature,
         "top_p": options.top_p,

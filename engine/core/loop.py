@@ -11,7 +11,7 @@ import gc
 import queue
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -254,11 +254,15 @@ class Loop:
     # Work
 
     def _lanes_of_round(self) -> list[Lane]:
-        paused = len(self.scheduler.paused)
-        lanes = self.scheduler.round()
-        for request in self.scheduler.paused[: len(self.scheduler.paused) - paused]:
+        with self._pauses_logged():
+            return self.scheduler.round()
+
+    @contextlib.contextmanager
+    def _pauses_logged(self) -> Iterator[None]:
+        before = len(self.scheduler.paused)
+        yield
+        for request in self.scheduler.paused[: len(self.scheduler.paused) - before]:
             log.info("request_paused", connection=request.connection, id=request.id, tokens=len(request.generated))
-        return lanes
 
     def _round(self, lanes: list[Lane]) -> None:
         begun = self.clock()
@@ -282,7 +286,7 @@ class Loop:
                 gained[request.connection].append(self._over(request, "error", error=STEP_FAILED))
             else:
                 lane.frontier += 1
-                gained[request.connection].append(self._gain(request, result, now))
+                gained[request.connection].append(self._gain(lane, result, now))
         for connection, group in gained.items():
             self.send(connection, Tokens(round=self.counters.rounds, lanes=tuple(group)))
         if failure is not None:
@@ -292,8 +296,9 @@ class Loop:
         begun = self.clock()
         request = lane.request
         length = min(self.prefill_chunk, request.target - lane.frontier)
-        if not lane.account.cover(lane.frontier + length):
-            raise LoopError(f"request {request.key} was admitted without pages for its prompt")
+        with self._pauses_logged():
+            if not self.scheduler.cover(lane, lane.frontier + length):
+                return
         last = lane.frontier + length == request.target
         draw = None
         if last and not request.generated and request.limit:
@@ -307,25 +312,34 @@ class Loop:
         lane.frontier += length
         now = self.clock()
         self.counters.prefill_seconds += now - begun
-        if request.generated:  # a paused request is back: its client has seen all this
+        if request.generated:  # back from a pause, or inserted: its client has seen all this
             return
         self.counters.prompt_tokens += length
         self.send(request.connection, Progress(id=request.id, processed=lane.frontier, total=request.target))
         if drawn is not None:
-            gain = self._gain(request, drawn, now)
+            gain = self._gain(lane, drawn, now)
             self.send(request.connection, Tokens(round=self.counters.rounds, lanes=(gain,)))
         elif last:
             request.first_token = now  # there is none, but the prompt is done
             self._end(request, request.limit_finish)
 
-    def _gain(self, request: Request, drawn: Drawn, now: float) -> LaneTokens:
-        """Append a token to an answer; end the answer if the token does."""
+    def _gain(self, lane: Lane, drawn: Drawn, now: float) -> LaneTokens:
+        """Append a token to an answer, and what it makes due; end the answer if that does."""
+        request = lane.request
         if not request.generated:
             request.first_token = now
-        request.generated.append(drawn.token)
-        self.counters.generated_tokens += 1
-        finish, stop = request.finish(drawn.token)
-        ids = pack_ids([drawn.token])
+        before = len(request.generated)
+        finish, stop = request.append(drawn.token)
+        if finish is None and request.thought is not None and request.thought.exhausted:
+            for token in request.thought.wrap_up:
+                finish, stop = request.append(token)
+                if finish is not None:
+                    break
+            # The next chunk of this lane runs them; they count for penalties as if they had been sampled.
+            self.runtime.sampler.count(lane.slot, request.generated[before + 1 :])
+            log.debug("thought_wrapped_up", connection=request.connection, id=request.id, tokens=request.thought.tokens)
+        self.counters.generated_tokens += len(request.generated) - before
+        ids = pack_ids(request.generated[before:])
         logprobs = (drawn.logprobs,) if drawn.logprobs is not None else ()
         if finish is None:
             return LaneTokens(id=request.id, token_ids=ids, logprobs=logprobs)

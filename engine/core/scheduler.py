@@ -77,9 +77,15 @@ class Scheduler:
     def round(self) -> list[Lane]:
         """The lanes of the next round, each with a page for its next column. May pause lanes; see `paused`."""
         for lane in list(self.lanes):
-            while lane in self.lanes and not lane.prefilling and not lane.account.cover(lane.frontier + 1):
-                self._pause(self.lanes[-1])
+            if lane in self.lanes and not lane.prefilling:
+                self.cover(lane, lane.frontier + 1)
         return [lane for lane in self.lanes if not lane.prefilling]
+
+    def cover(self, lane: Lane, columns: int) -> bool:
+        """Lease pages for `columns` of a lane. May pause lanes, this one too; False if it did."""
+        while lane in self.lanes and not lane.account.cover(columns):
+            self._pause(self.lanes[-1])
+        return lane in self.lanes
 
     def next_prefill(self) -> Lane | None:
         """The lane whose chunk is next: they take turns in ticket order."""

@@ -40,11 +40,14 @@ class Sampler:
 
     def start(self, slot: int, generated: list[int]) -> None:
         """A request takes `slot`; `generated` is what it had produced before it was paused."""
-        row = self.counts[slot]
-        row.zero_()
+        self.counts[slot].zero_()
+        self.count(slot, generated)
+
+    def count(self, slot: int, generated: list[int]) -> None:
+        """Count tokens that were not drawn here."""
         if generated:
-            ids = torch.tensor(generated, dtype=torch.int64, device=row.device)
-            row.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+            ids = torch.tensor(generated, dtype=torch.int64, device=self.counts.device)
+            self.counts[slot].index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
 
     def draw(self, logits: Tensor, draws: list[Draw]) -> list[Drawn | NotFiniteError]:
         """Sample one token for each row of `logits` `[n, V]` and count it. A row that is not finite is an error."""

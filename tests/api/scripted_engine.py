@@ -115,7 +115,12 @@ class Engine:
         script = script_of(b"".join(front.vocabulary[one] for one in prompt).decode())
         say("submit", id=submit.id, **msgspec.to_builtins(submit.sampling), max_tokens=submit.max_tokens,
             stop_ids=submit.stop_ids, deadline=submit.deadline_seconds, prompt=len(prompt),
-            salt=submit.cache_salt.hex(), stops=[stop.decode() for stop in submit.stop_strings])  # fmt: skip
+            salt=submit.cache_salt.hex(),
+            stops=[stop.decode() for stop in submit.stop_strings],
+            thinking=None if submit.thinking is None else [
+                submit.thinking.close.decode(), submit.thinking.budget,
+                b"".join(front.vocabulary[one] for one in unpack_ids(submit.thinking.wrap_up)).decode(),
+            ])  # fmt: skip
         self.running += 1
         try:
             await self.play(writer, submit, script, len(prompt))

@@ -110,7 +110,9 @@ def test_what_reaches_the_engine(box: Box) -> None:
     seen = len(box.seen("submit"))
     ask(box, {"text": "x"}, temperature=0.5, top_k=3, stop_sequences=["a", "é"], max_tokens=9)
     ask(box, {"text": "x"}, **ON)
-    first, second = box.seen("submit")[seen:]
+    ask(box, {"text": "x"}, thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=1025)
+    first, second, third = box.seen("submit")[seen:]
+    assert (first["thinking"], second["thinking"], third["thinking"][1]) == (None, None, 1024)
     assert (first["temperature"], first["top_k"], first["stops"], first["max_tokens"]) == (0.5, 3, ["a", "é"], 9)
     assert first["presence_penalty"] == 1.5  # not thinking
     assert second["presence_penalty"] == 0

@@ -145,8 +145,6 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"thinking": {"type": "enabled", "budget_tokens": 1023}}, "invalid_value", "thinking.budget_tokens"),
     ({"thinking": {"type": "enabled", "budget_tokens": 2000}, "max_tokens": 2000}, "invalid_value",
      "thinking.budget_tokens"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 2000}, "max_tokens": 4000}, "parameter_not_supported",
-     "thinking.budget_tokens"),
     ({"thinking": {"type": "adaptive", "budget_tokens": 2000}}, "invalid_value", "thinking"),
     ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking_display_not_supported", "thinking.display"),
     ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "none"}}, "conflicting_template_option",
@@ -210,6 +208,13 @@ def test_neutral_and_unknown_fields_are_accepted(fields: dict[str, Any]) -> None
 def test_thinking_and_effort(fields: dict[str, Any], thinking: bool | None, effort: str | None) -> None:
     found = asked(**fields)
     assert (found.enable_thinking, found.reasoning_effort) == (thinking, effort)
+
+
+def test_a_budget_is_passed_on() -> None:
+    thinking = {"type": "enabled", "budget_tokens": 2000}
+    assert asked(thinking=thinking, max_tokens=2001).thinking_budget == 2000
+    assert asked(thinking=thinking).thinking_budget == 2000
+    assert asked(thinking={"type": "adaptive"}).thinking_budget is None
 
 
 def test_counting_has_fewer_rules() -> None:

@@ -38,7 +38,7 @@ FITTING = {
     "seed": {"-1", "0", "2147483648"},
     "n": set[str](),
     "top_logprobs": {"0"},
-    "thinking_budget": set[str](),
+    "thinking_budget": {"2147483648"},
     "repetition_penalty": set[str](),
 }
 
@@ -170,7 +170,8 @@ def test_any_json_is_taken_or_refused_by_name(fields: dict[str, Any]) -> None:
         ({"structured_outputs": {"regex": "a"}}, "constrained_decoding_not_supported"),
         ({"guided_json": {}}, "constrained_decoding_not_supported"),
         ({"grammar": "root ::= a"}, "constrained_decoding_not_supported"),
-        ({"thinking_budget": 16}, "parameter_not_supported"),
+        ({"thinking_budget": 0}, "invalid_value"),
+        ({"thinking_budget": "16"}, "invalid_type"),
         ({"repetition_penalty": 1.1}, "repetition_penalty_not_supported"),
         ({"modalities": ["text", "audio"]}, "modality_not_supported"),
         ({"verbosity": "low"}, "verbosity_not_supported"),
