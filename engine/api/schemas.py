@@ -35,7 +35,7 @@ from engine.api.fields import (
     whole,
 )
 from engine.api.tool_choice import Choice, read_choice
-from engine.api.tools import Toolset, assistant_turn, historic_call, in_call_order, result_turn
+from engine.api.tools import Toolset, assistant_turn, historic_call, paired, result_turn
 
 LONGEST_STOP = 1024
 
@@ -323,7 +323,9 @@ class ChatRequest(BaseModel):
 
 def messages_for_template(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     """The conversation as the template reads it: parts, one name for reasoning, results in the order of their calls."""
-    return in_call_order([_for_template(message) for message in messages])
+    # A client may have cut the beginning off, and legacy calls have no ids but their names.
+    turns = [_for_template(message) for message in messages]
+    return paired(turns, leading_results=True, unique_ids=False)
 
 
 def _for_template(message: ChatMessage) -> dict[str, Any]:
