@@ -17,6 +17,7 @@ from pydantic import (
     StrictBool,
     StrictStr,
     Tag,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -34,7 +35,7 @@ from engine.api.fields import (
     refuse,
     whole,
 )
-from engine.api.tool_choice import Choice, read_choice
+from engine.api.tool_choice import SCHEMA, Choice, read_choice
 from engine.api.tools import Toolset, assistant_turn, historic_call, paired, result_turn
 
 LONGEST_STOP = 1024
@@ -254,7 +255,7 @@ class ChatRequest(BaseModel):
 
     # Tools
     tools: list[DeclaredTool] | None = None
-    tool_choice: Annotated[Choice, BeforeValidator(read_choice)] = Choice()
+    tool_choice: Annotated[Choice, BeforeValidator(read_choice), WithJsonSchema(SCHEMA)] = Choice()
     parallel_tool_calls: StrictBool | None = None
     tool_constraints: Literal["basic", "auto"] | None = None
 
