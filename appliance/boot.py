@@ -44,6 +44,7 @@ class BootState:
     greeted: bool = False  # this engine has spoken
     fault: str = ""  # why this engine was killed, or its own last words
     due: float | None = None  # when the next start happens
+    api_due: float | None = None  # when the api starts again
     plan: dict[str, Any] = dataclasses.field(default_factory=dict)
     exit_code: int | None = None
     stopping: bool = False
@@ -218,6 +219,11 @@ class StartFetch:
 
 
 @dataclass(frozen=True)
+class StartApi:
+    pass
+
+
+@dataclass(frozen=True)
 class Probe:
     pass
 
@@ -247,7 +253,7 @@ class ShutDown:
     code: int
 
 
-Action = StartFetch | Probe | Plan | StartEngine | Prove | KillEngine | ShutDown
+Action = StartFetch | StartApi | Probe | Plan | StartEngine | Prove | KillEngine | ShutDown
 Step = tuple[BootState, tuple[Action, ...]]
 
 
@@ -291,9 +297,8 @@ def next_deadline(state: BootState, policy: Policy) -> float | None:
         return None
     if state.exit_code is not None:
         return state.phase_began + policy.linger
-    if state.engine_pid is None:
-        return state.due
-    return state.heard + _patience(state, policy)
+    engine = state.due if state.engine_pid is None else state.heard + _patience(state, policy)
+    return min((at for at in (engine, state.api_due) if at is not None), default=None)
 
 
 def backoff(failures: int, first: float, limit: float) -> float:
@@ -439,10 +444,15 @@ def _api_exited(state: BootState, event: ApiExited, now: float, policy: Policy) 
         return _fail(state, event.status, "api", f"api: {said}", now)
     if len(exits) >= policy.exits:
         return _fail(state, event.status, "api", _crash_loop("api", policy, said), now)
-    return state, ()
+    # The first time at once: it is the face of the box.
+    wait = backoff(len(exits) - 1, policy.backoff, policy.backoff_limit) if len(exits) > 1 else 0.0
+    return dataclasses.replace(state, api_due=now + wait), ()
 
 
 def _tick(state: BootState, now: float, policy: Policy) -> Step:
+    if state.api_due is not None and now >= state.api_due:
+        after, actions = _tick(dataclasses.replace(state, api_due=None), now, policy)
+        return after, (StartApi(), *actions)
     if state.due is not None and now >= state.due:
         state = dataclasses.replace(state, due=None)
         if state.phase == "fetch":

@@ -155,10 +155,13 @@ class Controller:
         """Start the boot, or take over an engine that outlived an earlier controller."""
         while True:
             try:
-                engine = (await self._programs())["engine"]
+                programs = await self._programs()
+                engine, api = programs["engine"], programs["api"]
                 break
             except SupervisorGoneError:
                 await asyncio.sleep(0.05)
+        if api.state == "EXITED":  # while there was no controller
+            await self._handle(boot.ApiExited(api.status))
         if engine.runs:
             before = _last_state(self._settings.state_file)
             log.warning("engine_taken_over", pid=engine.pid)
@@ -203,6 +206,8 @@ class Controller:
         """Carry out one action; returns what is known at once. Slow ones report later."""
         if isinstance(action, boot.StartFetch):
             return await self._start("fetch")
+        if isinstance(action, boot.StartApi):
+            return await self._start("api")
         if isinstance(action, boot.Probe):
             self._spawn(self._probe())
         elif isinstance(action, boot.Plan):
@@ -220,7 +225,7 @@ class Controller:
 
     # Programs
 
-    async def _start(self, name: Literal["fetch", "engine"]) -> list[boot.Event]:
+    async def _start(self, name: Literal["api", "fetch", "engine"]) -> list[boot.Event]:
         try:
             async with self._rpc_lock:
                 info = await asyncio.to_thread(self._supervisor.start, name)
@@ -229,6 +234,8 @@ class Controller:
             return []
         if info.state == "FATAL":
             return [boot.GaveUp(name, info.description)]
+        if name == "api":
+            return []  # its end is an event like any other
         # It may have ended already. Then its real process id is unknown, and its event will match nothing.
         pid = info.pid if info.runs else -1
         if name == "fetch":

@@ -196,6 +196,16 @@ def test_an_api_crash_loop_ends_the_box() -> None:
     assert (state.exit_code, state.detail) == (2, "api: status 2, configuration error: bad key file")
 
 
+def test_the_api_is_started_again_at_once_and_then_slower() -> None:
+    state, now = BootState(phase="ready"), 0.0
+    for wait in (0, 1, 2, 4):
+        state, _ = step(state, boot.ApiExited(1), now, POLICY)
+        assert boot.next_deadline(state, POLICY) == now + wait
+        now += wait
+        state, actions = step(state, boot.Tick(), now, POLICY)
+        assert actions == (boot.StartApi(),)
+
+
 def test_a_new_controller_takes_the_engine_over() -> None:
     state, _ = play([boot.EngineFound(9, {"lanes": 2}, 3), boot.EngineBoot(9, "ready"), boot.Proved(9, "")])
     assert (state.phase, state.restarts, state.plan) == ("ready", 3, {"lanes": 2})

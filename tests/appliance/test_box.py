@@ -72,6 +72,14 @@ def test_a_box_from_power_on_to_stop(make_box: MakeBox) -> None:
     assert told["programs"]["engine"].startswith("RUNNING")
     assert "phase ready" in box.command("status").stdout
 
+    # The api comes back at once.
+    first_api = box.program("api").pid
+    os.kill(first_api, signal.SIGKILL)
+    killed = time.monotonic()
+    while box.health()[1].get("pid") in (None, first_api):
+        assert time.monotonic() - killed < 10.0
+        time.sleep(0.02)
+
     # kill -9 of the engine: back without help, api untouched.
     api = box.program("api").pid
     assert state.engine_pid is not None
