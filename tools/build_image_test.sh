@@ -125,6 +125,8 @@ finish() {
 clean_up() {
     local name
     for name in ninfer-test ninfer-test-uid; do engine rm -f "$name" >/dev/null 2>&1 || true; done
+    # buildah leaves the layers it copied into mounted.
+    findmnt -rno TARGET | grep -E "^$work/store/overlay(/.*/merged)?$" | sort -r | xargs -r umount || true
 }
 trap clean_up EXIT
 
