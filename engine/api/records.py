@@ -299,7 +299,7 @@ def _timings(account: Account) -> dict[str, float | None]:
         "prepare": since_arrival(account.prepared),
         "ttft": since_arrival(account.first_token),
         "vision": 0.0,
-        "prefill": llama["prompt_ms"] / 1000,
-        "decode": llama["predicted_ms"] / 1000,
+        "prefill": round(llama["prompt_ms"] / 1000, 6),
+        "decode": round(llama["predicted_ms"] / 1000, 6),
         "total": since_arrival(account.ended),
     }

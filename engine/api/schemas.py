@@ -17,6 +17,7 @@ from pydantic import (
     StrictBool,
     StrictStr,
     Tag,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -34,8 +35,8 @@ from engine.api.fields import (
     refuse,
     whole,
 )
-from engine.api.tool_choice import Choice, read_choice
-from engine.api.tools import Toolset, assistant_turn, historic_call, in_call_order, result_turn
+from engine.api.tool_choice import SCHEMA, Choice, read_choice
+from engine.api.tools import Toolset, assistant_turn, historic_call, paired, result_turn
 
 LARGEST_BUDGET = 2**32 - 1
 LONGEST_STOP = 1024
@@ -252,7 +253,7 @@ class ChatRequest(BaseModel):
 
     # Tools
     tools: list[DeclaredTool] | None = None
-    tool_choice: Annotated[Choice, BeforeValidator(read_choice)] = Choice()
+    tool_choice: Annotated[Choice, BeforeValidator(read_choice), WithJsonSchema(SCHEMA)] = Choice()
     parallel_tool_calls: StrictBool | None = None
     tool_constraints: Literal["basic", "auto"] | None = None
 
@@ -321,7 +322,9 @@ class ChatRequest(BaseModel):
 
 def messages_for_template(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     """The conversation as the template reads it: parts, one name for reasoning, results in the order of their calls."""
-    return in_call_order([_for_template(message) for message in messages])
+    # A client may have cut the beginning off, and legacy calls have no ids but their names.
+    turns = [_for_template(message) for message in messages]
+    return paired(turns, leading_results=True, unique_ids=False)
 
 
 def _for_template(message: ChatMessage) -> dict[str, Any]:

@@ -8,6 +8,18 @@ from engine.api.fields import refuse
 from engine.api.tools import is_hosted
 from engine.text.tools import ToolChoice
 
+# What OpenAPI says of the field.
+SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"enum": ["auto", "none", "required", None]},
+        {
+            "type": "object",
+            "required": ["type"],
+            "properties": {"type": {"enum": ["function", "custom", "allowed_tools"]}},
+        },
+    ]
+}
+
 Mode = Literal["auto", "none", "required", "named"]
 
 

@@ -1,7 +1,8 @@
 """Tools in no protocol's terms: what a request declares and allows, and the turns of a history that has calls.
 
-A protocol turns its declarations into `Tool`s and its history into template messages with `assistant_turn` and
-`result_turn`; `engine.api.generation` turns the answer into text, `CallStart`, `CallArguments` and `CallEnd`.
+A protocol turns its declarations into `Tool`s and its history into template messages with `assistant_turn`,
+`result_turn` and `paired`; `engine.api.generation` turns the answer into text, `CallStart`, `CallArguments` and
+`CallEnd`.
 """
 
 import re
@@ -11,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.api.errors import invalid
-from engine.text import PromptError
+from engine.text import PromptError, tool_history
 from engine.text.tool_calls import ToolParser
 from engine.text.tool_stream import ToolCallStream
-from engine.text.tools import CUSTOM_INPUT, LONGEST_NAME, Kind, Tool, ToolChoice, check_tools
+from engine.text.tools import LONGEST_NAME, Kind, Tool, ToolChoice, check_tools
 
 # Tools that other servers run themselves are dropped, as the clients that send them expect (spec/serving.md §6.5).
 HOSTED = ("web_search", "code_interpreter", "file_search", "image_generation", "computer_use", "mcp")
@@ -87,11 +88,9 @@ def new_call_id() -> str:
 def historic_call(
     identity: str, name: str, arguments: str | Mapping[str, Any], kind: Kind = "function"
 ) -> dict[str, Any]:
-    """A call of the history as the template reads it; `arguments` of a custom tool is its raw input."""
-    if kind == "custom":
-        # A free-text tool is shown to the model as a function with one string (spec/serving.md §6.5).
-        arguments = {CUSTOM_INPUT: arguments}
-    return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
+    """A call of the history in the shape of Chat; `arguments` of a custom tool is its raw input."""
+    body = {"name": name, "input" if kind == "custom" else "arguments": arguments}
+    return {"id": identity, "type": kind, kind: body}
 
 
 Content = str | list[dict[str, Any]]
@@ -117,26 +116,15 @@ def result_turn(identity: str, content: Content, *, failed: bool = False) -> dic
     return {"role": "tool", "tool_call_id": identity, "content": content}
 
 
-def in_call_order(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with each run of results in the order of the calls before it.
+def paired(
+    messages: Sequence[dict[str, Any]], *, leading_results: bool = False, unique_ids: bool = True
+) -> list[dict[str, Any]]:
+    """The history with its results in the order of their calls, by the rules of `tool_history`.
 
-    A template shows results without their ids, so their order is what tells the model which is which. Results of
-    unknown calls follow.
+    Raises:
+        ApiError: `invalid_tool_history`, the param being `messages[i]` or a member of it.
     """
-    ordered: list[dict[str, Any]] = []
-    places: dict[str, int] = {}
-    run: list[dict[str, Any]] = []
-
-    def flush() -> None:
-        ordered.extend(sorted(run, key=lambda result: places.get(result["tool_call_id"], len(places))))
-        run.clear()
-
-    for message in messages:
-        if message["role"] == "tool":
-            run.append(message)
-            continue
-        flush()
-        places = {call["id"]: index for index, call in enumerate(message.get("tool_calls", ()))}
-        ordered.append(message)
-    flush()
-    return ordered
+    try:
+        return tool_history(messages, leading_results=leading_results, unique_ids=unique_ids)
+    except PromptError as error:
+        raise invalid(error.message, code=error.code, param=error.param) from error

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import openai
 import pytest
 
 from tests.api.box import Box, running
-from tests.api.responses import OFF, ask, bare, checked, events_of, scripted, stream
+from tests.api.responses import OFF, ask, bare, body, checked, events_of, scripted, stream
 
 HERE: dict[str, Any] = {
     "type": "function",
@@ -368,6 +369,21 @@ def test_silence_is_filled_with_comments(box: Box) -> None:
     reply = ask(box, {"text": "a b", "queue": 0.5, "prefill": 0.5, "delay": 0.3}, stream=True)
     assert reply.body.count(b": keep-alive\n\n") >= 4
     checked(events_of(reply.body))
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_client_that_leaves_frees_its_lane(box: Box, *, streamed: bool) -> None:
+    cancels, admitted = len(box.seen("cancel")), len(box.seen("admitted"))
+    data = json.dumps(body({"text": "word " * 400, "delay": 0.02}, stream=streamed)).encode()
+    with socket.create_connection(("127.0.0.1", box.port), timeout=20) as connection:
+        head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+        connection.sendall(head.encode() + data)
+        begin = box.await_seen("admitted", admitted + 1)
+        while streamed and b"word" not in connection.recv(4096):
+            pass
+    left = time.monotonic()
+    assert box.await_seen("cancel", cancels + 1)["id"] == begin["id"]
+    assert time.monotonic() - left < 1
 
 
 def test_the_store_is_bounded(tmp_path: Path) -> None:

@@ -245,13 +245,17 @@ def test_results_are_put_in_the_order_of_their_calls() -> None:
     turns = [
         result("early"),
         {"role": "assistant", "tool_calls": [call("a"), call("b"), call("c")]},
-        result("c"), result("stray"), result("a"), result("b"),
+        result("b"), result("a"),
         {"role": "user", "content": "on"},
     ]  # fmt: skip
     made = messages_for_template(parse(messages=turns).messages)
     order = [one["tool_call_id"] for one in made if one["role"] == "tool"]
-    assert order == ["early", "a", "b", "c", "stray"]
+    assert order == ["early", "a", "b"]
     assert made[-1]["content"] == "on"
+    for stray in (result("stray"), result("a")):
+        with pytest.raises(ApiError) as caught:
+            messages_for_template(parse(messages=[*turns[1:4], stray]).messages)
+        assert (caught.value.code, (caught.value.param or "")[:11]) == ("invalid_tool_history", "messages[3]")
 
 
 @pytest.mark.parametrize(
@@ -304,7 +308,8 @@ def test_history_reaches_the_template_whole_and_in_order() -> None:
     assert [part["text"] for part in system["content"]] == ["a", "b"]
     assert user == {"role": "user", "content": ""}
     assert (calls["content"], calls["reasoning_content"]) == ("", "hm")
-    assert calls["tool_calls"][0]["function"] == {"name": "f", "arguments": arguments}
+    function = calls["tool_calls"][0]["function"]
+    assert (function["name"], json.dumps(function["arguments"])) == ("f", arguments)
     assert calls["tool_calls"][1]["function"] == {"name": "g", "arguments": {"input": "raw"}}
     assert result == {"role": "tool", "content": "r", "tool_call_id": "c1"}
     assert legacy["tool_calls"][0]["function"]["name"] == legacy_result["tool_call_id"] == "h"

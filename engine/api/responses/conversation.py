@@ -3,15 +3,21 @@
 Consecutive assistant items are one turn: reasoning, then text, then calls. Results stand directly after their calls.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from engine.api.errors import ApiError, invalid
 from engine.api.responses.tools import flat_name
-from engine.api.tools import assistant_turn, historic_call, result_turn
+from engine.api.tools import assistant_turn, historic_call, paired, result_turn
+from engine.text.tools import Kind
 
-_CALLS = {"function_call": "function", "custom_tool_call": "custom"}
-_RESULTS = {"function_call_output": "function_call", "custom_tool_call_output": "custom_tool_call"}
+_KINDS: dict[str, Kind] = {
+    "function_call": "function",
+    "custom_tool_call": "custom",
+    "function_call_output": "function",
+    "custom_tool_call_output": "custom",
+}
 
 
 def messages(
@@ -25,31 +31,37 @@ def messages(
     reader = _Reader()
     for item in earlier:
         # A call that was cut was never made.
-        if item["type"] not in _CALLS or item["status"] == "completed":
+        if item["type"] not in ("function_call", "custom_tool_call") or item["status"] == "completed":
             reader.take(item, "previous_response_id")
     for index, item in enumerate(items):
         reader.take(item, f"input[{index}]")
     reader.close_turn()
     if not reader.asked:
         raise invalid("input holds no user message with text", code="invalid_prompt", param="input")
+    try:
+        made = paired(reader.messages)
+    except ApiError as error:
+        raise reader.placed(error) from error
     first = [] if instructions is None else [{"role": "developer", "content": instructions}]
-    return first + reader.messages
+    return first + made
 
 
 class _Reader:
+    """Joins items into turns. `_places` says where each message and each of its calls came from."""
+
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.asked = False
+        self._places: list[tuple[str, list[str]]] = []
         self._ids: set[str] = set()
-        self._call_ids: set[str] = set()
+        self._flat: dict[tuple[str, str], str] = {}
         self._new_turn()
 
     def _new_turn(self) -> None:
         self._thoughts: list[str] = []
         self._texts: list[str] = []
-        self._calls: dict[str, dict[str, Any]] = {}
-        self._results: dict[str, dict[str, Any]] = {}
-        self._open = False
+        self._calls: list[dict[str, Any]] = []
+        self._from: list[str] = []
 
     def take(self, item: dict[str, Any], place: str) -> None:
         """Add one item."""
@@ -57,69 +69,68 @@ class _Reader:
             raise invalid(f"{place}.id {item['id'][:80]!r} is used twice", code="invalid_value", param=f"{place}.id")
         self._ids.add(item["id"])
         kind = item["type"]
-        if kind in _RESULTS:
-            self._result(item, place)
-            return
-        if self._results:
-            self.close_turn(place)
         if kind == "reasoning":
-            if self._texts or self._calls:
-                raise _disordered(place)
-            self._open = True
+            self._continue(place, last=bool(self._texts or self._calls))
             self._thoughts += [part["text"] for part in item["content"]]
-        elif kind in _CALLS:
-            self._call(item, place)
+        elif kind in ("function_call", "custom_tool_call"):
+            self._continue(place, last=False)
+            self._calls.append(self._call(item))
+        elif kind in _KINDS:
+            self.close_turn()
+            self._add(self._result(item), place)
         elif item["role"] == "assistant":
-            if self._calls:
-                raise _disordered(place)
-            self._open = True
+            self._continue(place, last=bool(self._calls))
             self._texts += [_text(part) for part in item["content"]]
         else:
-            self.close_turn(place)
+            self.close_turn()
             texts = [_text(part) for part in item["content"]]
             self.asked = self.asked or (item["role"] == "user" and any(texts))
-            self.messages.append({"role": item["role"], "content": _parts(texts)})
+            self._add({"role": item["role"], "content": _parts(texts)}, place)
 
-    def _call(self, item: dict[str, Any], place: str) -> None:
-        identity = item["call_id"]
-        if identity in self._call_ids:
-            raise _unpaired(place, f"call_id {identity[:80]!r} is used by two calls")
-        self._call_ids.add(identity)
-        self._calls[identity] = item
-        self._open = True
-
-    def _result(self, item: dict[str, Any], place: str) -> None:
-        identity = item["call_id"]
-        call = self._calls.get(identity)
-        if call is None:
-            raise _unpaired(place, f"no call {identity[:80]!r} stands directly before this result")
-        if identity in self._results:
-            raise _unpaired(place, f"the call {identity[:80]!r} has two results")
-        if call["type"] != _RESULTS[item["type"]] or item.get("name", call["name"]) != call["name"]:
-            raise _unpaired(place, f"the result is of another kind or name than the call {identity[:80]!r}")
-        self._results[identity] = item
-
-    def close_turn(self, place: str = "input") -> None:
-        """End the assistant's turn with its results, in the order of the calls."""
-        if not self._open:
-            return
-        answered = [identity in self._results for identity in self._calls]
-        if answered != sorted(answered, reverse=True):
-            missing = list(self._calls)[answered.index(False)]
-            raise _unpaired(place, f"the call {missing[:80]!r} has no result, but a later one has")
-        self.messages.append(
-            assistant_turn(
-                _parts(self._texts) if self._texts else "",
-                reasoning="".join(self._thoughts) if self._thoughts else None,
-                calls=[_historic(call) for call in self._calls.values()],
+    def _continue(self, place: str, *, last: bool) -> None:
+        """Go on with the assistant's turn; `last`: it holds what may only follow this item."""
+        if last:
+            raise invalid(
+                f"{place}: an assistant turn is reasoning, then text, then calls",
+                code="invalid_assistant_history",
+                param=place,
             )
-        )
-        for identity in self._calls:
-            if identity in self._results:
-                output = self._results[identity]["output"]
-                content = output if isinstance(output, str) else _parts([_text(part) for part in output])
-                self.messages.append(result_turn(identity, content))
-        self._new_turn()
+        self._from.append(place)
+
+    def _call(self, item: dict[str, Any]) -> dict[str, Any]:
+        identity, kind = item["call_id"], _KINDS[item["type"]]
+        name = self._flat[identity, item["name"]] = flat_name(item.get("namespace"), item["name"])
+        return historic_call(identity, name, item["input"] if kind == "custom" else item["arguments"], kind)
+
+    def _result(self, item: dict[str, Any]) -> dict[str, Any]:
+        identity, output, name = item["call_id"], item["output"], item.get("name")
+        content = output if isinstance(output, str) else _parts([_text(part) for part in output])
+        result = result_turn(identity, content) | {"kind": _KINDS[item["type"]]}
+        return result if name is None else result | {"name": self._flat.get((identity, name), name)}
+
+    def close_turn(self) -> None:
+        """End the assistant's turn."""
+        if self._from:
+            content = _parts(self._texts) if self._texts else ""
+            reasoning = "".join(self._thoughts) if self._thoughts else None
+            calls = self._from[len(self._from) - len(self._calls) :]
+            self._add(assistant_turn(content, reasoning=reasoning, calls=self._calls), self._from[0], calls)
+            self._new_turn()
+
+    def _add(self, message: dict[str, Any], place: str, calls: list[str] | None = None) -> None:
+        self.messages.append(message)
+        self._places.append((place, calls or []))
+
+    def placed(self, error: ApiError) -> ApiError:
+        """An error about a message, about the item that it came from."""
+
+        def place(found: re.Match[str]) -> str:
+            message, calls = self._places[int(found["message"])]
+            return message if found["call"] is None else calls[int(found["call"])]
+
+        pattern = r"^messages\[(?P<message>\d+)\](\.tool_calls\[(?P<call>\d+)\])?(\.(id|tool_call_id))?"
+        shown = re.sub(pattern, place, error.message)
+        return invalid(shown, code=error.code or "", param=re.sub(pattern, place, error.param or ""))
 
 
 def _text(part: dict[str, Any]) -> str:
@@ -129,20 +140,3 @@ def _text(part: dict[str, Any]) -> str:
 
 def _parts(texts: Sequence[str]) -> list[dict[str, Any]]:
     return [{"type": "text", "text": text} for text in texts]
-
-
-def _historic(item: dict[str, Any]) -> dict[str, Any]:
-    name = flat_name(item.get("namespace"), item["name"])
-    if item["type"] == "custom_tool_call":
-        return historic_call(item["call_id"], name, item["input"], "custom")
-    return historic_call(item["call_id"], name, item["arguments"])
-
-
-def _disordered(place: str) -> ApiError:
-    return invalid(
-        f"{place}: an assistant turn is reasoning, then text, then calls", code="invalid_assistant_history", param=place
-    )
-
-
-def _unpaired(place: str, why: str) -> ApiError:
-    return invalid(f"{place}: {why}", code="invalid_tool_history", param=place)

@@ -5,7 +5,16 @@ They are closed: a field that is not listed is refused, so that nothing a client
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictStr, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictStr,
+    WithJsonSchema,
+    field_validator,
+)
 
 from engine.api.fields import (
     LARGEST_COUNT,
@@ -21,7 +30,7 @@ from engine.api.fields import (
 )
 from engine.api.responses.items import Input
 from engine.api.responses.tools import DeclaredTool
-from engine.api.tool_choice import Choice, read_choice
+from engine.api.tool_choice import SCHEMA, Choice, read_choice
 
 ENCRYPTED = "reasoning.encrypted_content"
 
@@ -110,7 +119,7 @@ class PromptRequest(BaseModel):
     instructions: StrictStr | None = None
     previous_response_id: StrictStr | None = None
     tools: list[DeclaredTool] | None = None
-    tool_choice: Annotated[Any, AfterValidator(_choice)] = None
+    tool_choice: Annotated[Any, AfterValidator(_choice), WithJsonSchema(SCHEMA)] = None
     parallel_tool_calls: StrictBool | None = None
     reasoning: Reasoning | None = None
     text: Text | None = None
