@@ -81,7 +81,7 @@ class Submit(Message, tag="submit", frozen=True):
     cache_salt: bytes = b""
     checkpoints: tuple[int, ...] = ()
     session: str = ""
-    constraint: bytes | None = None
+    constraint: bytes | None = None  # a grammar that the client has had compiled
     media: tuple[Media, ...] = ()
 
 
@@ -154,6 +154,18 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class ConstraintReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a constraint came to and what it took. `complete`: the answer fits as it stands."""
+
+    complete: bool = False
+    cache: str = ""
+    mask_positions: int = 0
+    mask_upload_bytes: int = 0
+    prepare_seconds: float = 0.0
+    matcher_seconds: float = 0.0
+    mask_seconds: float = 0.0
+
+
 class LaneTokens(msgspec.Struct, frozen=True, kw_only=True):
     """What one lane gained in one round. The stop token or the tokens of a stop string are included."""
 
@@ -162,8 +174,10 @@ class LaneTokens(msgspec.Struct, frozen=True, kw_only=True):
     finish: Finish | None = None
     stop: bytes = b""  # the matched stop string
     error: str = ""
+    error_code: str = ""  # of an error that the client can understand, such as constraint_dead_end
     timings: Timings | None = None  # with the finish
-    logprobs: tuple[TokenLogprobs, ...] = ()
+    constraint: ConstraintReport | None = None  # with the finish of a request that has one
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens that were sampled
 
 
 class Tokens(Message, tag="tokens", frozen=True):

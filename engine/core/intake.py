@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from engine.core.lane import Request
+from engine.core.lane import Constrained, Request
 from engine.core.stops import StopMatcher
 from engine.core.thought import Thought, effective_budget
 from engine.protocol import Finish, ProtocolError, Rejected, Sampling, Submit, Thinking, unpack_ids
@@ -20,6 +20,7 @@ MAX_STOP_BYTES = 4096
 MAX_CHECKPOINTS = 64
 MAX_CLOSE_BYTES = 64
 MAX_WRAP_UP_TOKENS = 4096
+MAX_CONSTRAINT_BYTES = 8 * 1024**2
 
 Code = Literal["context_length", "invalid", "not_supported"]
 
@@ -49,6 +50,7 @@ class Intake:
     max_context: int
     wait_seconds: float
     vocabulary: Sequence[bytes]
+    constraints: bool = False  # whether there are masks
 
     def read(self, connection: int, submit: Submit) -> Request | Rejected:
         """The request of a `Submit`, or its refusal."""
@@ -58,7 +60,7 @@ class Intake:
             return Rejected(id=submit.id, code=refused.code, message=str(refused))
 
     def _read(self, connection: int, submit: Submit) -> Request:
-        _supported(submit)
+        self._supported(submit)
         prompt = self._prompt(submit.token_ids)
         _sampling(submit.sampling)
         _range("max_tokens", submit.max_tokens, 0, math.inf)
@@ -86,8 +88,23 @@ class Intake:
             stops=self._stops(submit.stop_strings),
             thought=None if submit.thinking is None else self._thought(submit.thinking, limit),
             logprobs=submit.logprobs,
+            constraint=self._constraint(submit),
             wait_seconds=wait if submit.deadline_seconds is None else min(wait, submit.deadline_seconds),
         )
+
+    def _supported(self, submit: Submit) -> None:
+        if submit.constraint is not None and not self.constraints:
+            raise RefusedError("not_supported", "constraint: this engine does not constrain output; leave it out")
+        if submit.media:
+            raise RefusedError("not_supported", f"media: this version takes text only; {len(submit.media)} were sent")
+
+    def _constraint(self, submit: Submit) -> Constrained | None:
+        if submit.constraint is None:
+            return None
+        _range("bytes of constraint", len(submit.constraint), 1, MAX_CONSTRAINT_BYTES)
+        if not submit.stop_ids:
+            raise RefusedError("invalid", "stop_ids is empty; an answer under a constraint ends with one of them")
+        return Constrained(submit.constraint, begin=None if submit.thinking is not None else 0)
 
     def _prompt(self, packed: bytes) -> list[int]:
         length = len(packed) // 4
@@ -127,13 +144,6 @@ class Intake:
         for string in strings:
             _range("bytes of a stop string", len(string), 1, MAX_STOP_BYTES)
         return StopMatcher(strings, self.vocabulary) if strings else None
-
-
-def _supported(submit: Submit) -> None:
-    if submit.constraint is not None:
-        raise RefusedError("not_supported", "constraint: this version does not constrain output; leave it out")
-    if submit.media:
-        raise RefusedError("not_supported", f"media: this version takes text only; {len(submit.media)} were sent")
 
 
 def _sampling(sampling: Sampling) -> None:

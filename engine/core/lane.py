@@ -12,6 +12,18 @@ from engine.rounds.model import Span
 Key = tuple[int, int]  # connection, request id
 
 
+@dataclass(slots=True)
+class Constrained:
+    """A request's constraint: the grammar, and from where on the answer must follow it.
+
+    `begin` is an index in `generated`, None while the thought is open; `rest` is text before it that counts too.
+    """
+
+    grammar: bytes
+    begin: int | None
+    rest: bytes = b""
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
     """What was asked for, and what has been produced. Outlives its lane when it is paused."""
@@ -26,6 +38,7 @@ class Request:
     stops: StopMatcher | None = None
     thought: Thought | None = None  # the prompt ends inside one
     logprobs: int = 0
+    constraint: Constrained | None = None
     wait_seconds: float  # longest wait for a lane
     generated: list[int] = field(default_factory=list)
     ticket: int = -1  # order of admission; a pause keeps it

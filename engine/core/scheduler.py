@@ -14,7 +14,7 @@ oldest.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from engine.core.lane import Key, Lane, Request
 from engine.memory import PagePool, StatePool, pages_for
@@ -87,9 +87,9 @@ class Scheduler:
             self._pause(self.lanes[-1])
         return lane in self.lanes
 
-    def next_prefill(self) -> Lane | None:
-        """The lane whose chunk is next: they take turns in ticket order."""
-        prefilling = [lane for lane in self.lanes if lane.prefilling]
+    def next_prefill(self, held: Callable[[Lane], bool] = lambda _: False) -> Lane | None:
+        """The lane whose chunk is next, of those not `held`: they take turns in ticket order."""
+        prefilling = [lane for lane in self.lanes if lane.prefilling and not held(lane)]
         if not prefilling:
             return None
         lane = next((lane for lane in prefilling if lane.request.ticket > self._last_prefill), prefilling[0])
