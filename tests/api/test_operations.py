@@ -348,7 +348,8 @@ def fuzz(box: Box, examples: int, *more: str) -> None:
     command = [
         sys.executable, "-m", "schemathesis.cli", "run", f"http://127.0.0.1:{box.port}/openapi.json",
         "--checks", "not_a_server_error,response_schema_conformance,content_type_conformance",
-        "--max-examples", str(examples), "--seed", "1", "--suppress-health-check", "all", "--no-color", "--no-shrink", *more,
+        "--max-examples", str(examples), "--seed", "1", "--suppress-health-check", "all", "--no-color",
+        "--no-shrink", *more,
     ]  # fmt: skip
     done = subprocess.run(command, cwd=box.folder, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
