@@ -3,13 +3,14 @@
 import argparse
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
 
+from engine.artifact.convert.encode import usable_processors
 from engine.artifact.convert.pipeline import Request, convert
 from engine.artifact.convert.progress import show_progress
 from engine.artifact.convert.recipes import RECIPES
@@ -24,10 +25,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="checkpoint folder")
     parser.add_argument("--recipe", required=True, metavar="NAME", help=recipes)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="artifact to write; must not exist")
+    parser.add_argument(
+        "--source",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="another input of the recipe, such as imatrix=FILE; may be repeated",
+    )
     parser.add_argument("--components", default="text", metavar="LIST", help="text[,mtp][,vision] (default: text)")
     parser.add_argument("--name", default=None, help="public name stored in the artifact")
     parser.add_argument("--device", default="cpu", help="where to encode: cpu")
     parser.add_argument("--rows-per-chunk", type=int, default=512, metavar="N", help="rows in memory (default: 512)")
+    parser.add_argument(
+        "--threads", type=int, default=usable_processors(), metavar="N", help="chunks encoded at a time (default: all)"
+    )
     parser.add_argument(
         "--max-file-bytes", type=int, default=FILE_LIMIT, metavar="N", help=f"largest file (default: {FILE_LIMIT})"
     )
@@ -83,12 +94,8 @@ def parse(args: argparse.Namespace) -> Request:
         raise ConfigurationError(f"components {args.components!r} names one twice")
     if args.max_file_bytes <= 0:
         raise ConfigurationError(f"max file bytes is {args.max_file_bytes}; use 1 or more")
-    resources: dict[str, Path] = {}
-    for pair in args.resource:
-        role, separator, path = pair.partition("=")
-        if not (role and separator and path) or role in resources:
-            raise ConfigurationError(f"resource {pair!r} is not ROLE=PATH with a role of its own")
-        resources[role] = Path(path)
+    if args.threads < 1:
+        raise ConfigurationError(f"threads is {args.threads}; use 1 or more")
     return Request(
         model=args.model,
         recipe=args.recipe,
@@ -97,5 +104,17 @@ def parse(args: argparse.Namespace) -> Request:
         name=args.name,
         rows_per_chunk=args.rows_per_chunk,
         max_file_bytes=args.max_file_bytes,
-        resources=resources,
+        resources=_paths("resource", "ROLE", args.resource),
+        sources=_paths("source", "NAME", args.source),
+        threads=args.threads,
     )
+
+
+def _paths(what: str, key: str, pairs: Sequence[str]) -> dict[str, Path]:
+    paths: dict[str, Path] = {}
+    for pair in pairs:
+        name, separator, path = pair.partition("=")
+        if not (name and separator and path) or name in paths:
+            raise ConfigurationError(f"{what} {pair!r} is not {key}=PATH with a {key.lower()} of its own")
+        paths[name] = Path(path)
+    return paths

@@ -1,45 +1,40 @@
 """The conversion itself: configuration, plan, then every object chunk by chunk (spec/artifact.md §5.1)."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from engine.artifact.companions import parse_vision_config
 from engine.artifact.convert.configs import ModelConfigs, read_configs
-from engine.artifact.convert.planner import Parent, Plan, plan_artifact, resource_id
-from engine.artifact.convert.recipes import ABSMAX, CAST, check_available, find_recipe
+from engine.artifact.convert.encode import Effort, Progress, Work, encode_parents
+from engine.artifact.convert.importance import NO_IMPORTANCE, ImportanceMatrix
+from engine.artifact.convert.planner import Plan, plan_artifact, resource_id
+from engine.artifact.convert.recipes import check_available, find_recipe
 from engine.artifact.convert.report import report_path, write_report
 from engine.artifact.convert.resources import Resources, read_resources
-from engine.artifact.convert.sources import DTYPES, Array, Checkpoint, CheckpointError, parse_json_object
+from engine.artifact.convert.sources import Checkpoint, CheckpointError, parse_json_object
 from engine.artifact.convert.tensors import (
     Source,
-    cast,
     check_sources,
     mtp_sources,
-    read_rows,
     text_sources,
     vision_sources,
 )
-from engine.artifact.grouped import encode_grouped
-from engine.artifact.parameters import Parameter
 from engine.artifact.writer import FILE_LIMIT, ArtifactWriter
 from engine.exits import ArtifactError, ConfigurationError
 from engine.log import get_logger
 
 log = get_logger(__name__)
 
-Progress = Callable[[int, int], None]
-"""Called with the checkpoint bytes read so far and in all."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to convert and how. `resources` replaces files of the model folder by role.
+    """What to convert and how. `resources` replaces files of the model folder by role, `sources` are other inputs.
 
-    `artifact_id` is 16 bytes, by default a fresh random id; with a fixed one the same input gives the same bytes.
+    `threads` chunks are encoded at a time; the bytes do not depend on it. `artifact_id` is 16 bytes, by
+    default a fresh random id; with a fixed one the same input gives the same bytes.
     """
 
     model: Path
@@ -50,6 +45,8 @@ class Request:
     rows_per_chunk: int = 512
     max_file_bytes: int = FILE_LIMIT
     resources: Mapping[str, Path] = field(default_factory=dict)
+    sources: Mapping[str, Path] = field(default_factory=dict)
+    threads: int = 1
     artifact_id: bytes | None = None
 
 
@@ -61,6 +58,7 @@ class Prepared:
     resources: Resources
     plan: Plan
     sources: Mapping[str, Source]
+    importance: ImportanceMatrix
 
 
 def convert(request: Request, progress: Progress | None = None) -> dict[str, Any]:
@@ -102,12 +100,14 @@ def convert(request: Request, progress: Progress | None = None) -> dict[str, Any
         ) as writer:
             for role, content in prepared.resources.contents.items():
                 writer.write_resource(resource_id(role), content)
-            _write_parents(request, checkpoint, prepared, writer, progress)
+            work = Work(checkpoint, plan.parents, prepared.sources, prepared.importance)
+            encode_parents(work, writer, Effort(request.rows_per_chunk, request.threads), progress)
             writer.commit()
     return write_report(
         request.out,
         plan,
         prepared.sources,
+        prepared.importance,
         {
             "recipe": request.recipe,
             "rows_per_chunk": request.rows_per_chunk,
@@ -128,7 +128,11 @@ def prepare(request: Request, checkpoint: Checkpoint) -> Prepared:
         ConfigurationError, CheckpointError, ArtifactError: as `convert`.
     """
     recipe = find_recipe(request.recipe)
-    check_available(recipe)
+    for name in request.sources:
+        if name not in recipe.sources:
+            known = ", ".join(recipe.sources) or "none"
+            raise ConfigurationError(f"recipe {recipe.name!r} reads no source {name!r}; it reads: {known}")
+    check_available(recipe, request.sources)
     configs = read_configs(_config_json(request.model), request.components)
     vision = parse_vision_config(configs.records["vision"]) if "vision" in configs.records else None
     resources = read_resources(request.model, request.components, configs.text.vocab_size, vision, request.resources)
@@ -140,9 +144,13 @@ def prepare(request: Request, checkpoint: Checkpoint) -> Prepared:
         provenance={
             "converter": "ninfer-appliance",
             "recipe": recipe.name,
-            "sources": {"base": {"path": str(request.model)}},
+            "sources": {name: {"path": str(path)} for name, path in {"base": request.model, **request.sources}.items()},
         },
     )
+    importance = NO_IMPORTANCE
+    if "imatrix" in request.sources:
+        importance = ImportanceMatrix.read(request.sources["imatrix"])
+        importance.check([parameter for parent in plan.parents for parameter in parent.parameters])
     has = checkpoint.__contains__
     sources = text_sources(configs.text, configs.prefix, has)
     own = [configs.prefix] if configs.text.tie_word_embeddings else [configs.prefix, "lm_head."]
@@ -153,7 +161,7 @@ def prepare(request: Request, checkpoint: Checkpoint) -> Prepared:
         sources |= vision_sources(vision, configs.text.hidden_size)
         own.append("model.visual.")
     check_sources(checkpoint, sources, tuple(own))
-    return Prepared(configs, resources, plan, sources)
+    return Prepared(configs, resources, plan, sources, importance)
 
 
 def _config_json(model: Path) -> dict[str, Any]:
@@ -164,42 +172,3 @@ def _config_json(model: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is missing; name a checkpoint folder") from None
     except ValueError as error:
         raise CheckpointError(f"{path} {error}") from None
-
-
-def _write_parents(
-    request: Request, checkpoint: Checkpoint, prepared: Prepared, writer: ArtifactWriter, progress: Progress | None
-) -> None:
-    def stored_bytes(parameter: Parameter) -> int:
-        tensor = checkpoint.tensors[prepared.sources[parameter.name].tensor]
-        return prod(parameter.shape) * DTYPES[tensor.dtype].itemsize
-
-    parents = prepared.plan.parents
-    total = sum(stored_bytes(member) for parent in parents for member in parent.parameters)
-    done = 0
-    for parent in parents:
-        offset = 0
-        for member in parent.parameters:
-            rows = member.shape[0]
-            # A vector's rows are single numbers: it is one chunk.
-            step = request.rows_per_chunk if len(member.shape) > 1 else rows
-            for first in range(0, rows, step):
-                last = min(first + step, rows)
-                values = read_rows(checkpoint, prepared.sources[member.name], member, first, last)
-                try:
-                    _write_rows(writer, parent, offset + first, values)
-                except ArtifactError as error:
-                    raise CheckpointError(f"{member.name}, rows {first} to {last}: {error}") from None
-                done += values.nbytes
-                if progress is not None:
-                    progress(done, total)
-            offset += rows
-
-
-def _write_rows(writer: ArtifactWriter, parent: Parent, begin: int, values: Array) -> None:
-    """Encode `values` as rows of `parent` from `begin` on."""
-    format, method = parent.selection.format, parent.selection.method
-    if method == CAST:
-        writer.write_direct(parent.id, cast(values, format), begin * prod(parent.shape[1:]))
-    else:
-        assert method == ABSMAX
-        writer.write_grouped_rows(parent.id, begin, encode_grouped(format, values))
