@@ -16,6 +16,7 @@ from safetensors.numpy import save
 from engine.artifact.convert.sources import CheckpointError
 from engine.artifact.parameters import Parameter
 from engine.artifact.search import check_importance
+from engine.artifact.unfinished import write_new
 from engine.exits import ArtifactError
 
 Vector = npt.NDArray[np.float32]
@@ -50,11 +51,10 @@ class ImportanceMatrix:
         """Write a new file at `path`.
 
         Raises:
-            FileExistsError: there is one already.
+            ArtifactError: there is one already.
             OSError: the disk does not take it.
         """
-        with path.open("xb") as file:
-            file.write(save(dict(self.vectors), {"source": self.source}))
+        write_new(path, save(dict(self.vectors), {"source": self.source}))
 
     def check(self, parameters: Sequence[Parameter]) -> None:
         """Check that every vector belongs to one of `parameters` and fits it.
