@@ -8,18 +8,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from engine.artifact.companions import DRAFTS, parse_draft_config, parse_mtp_config, parse_vision_config
-from engine.artifact.config import parse_text_config
+from engine.artifact.companions import DRAFTS
 from engine.artifact.convert.recipes import Recipe, Selection
-from engine.artifact.parameters import (
-    Parameter,
-    Registry,
-    draft_parameters,
-    mtp_parameters,
-    proposal_parameters,
-    text_parameters,
-    vision_parameters,
-)
+from engine.artifact.parameters import Parameter, Registry, component_registry
 from engine.artifact.planning import PlannedObject, ResourceSpec, TensorSpec, payload_size, plan_objects
 from engine.exits import ConfigurationError
 
@@ -63,27 +54,6 @@ class Plan:
     def payload_bytes(self) -> int:
         """Bytes of the logical payload."""
         return payload_size(list(self.objects))
-
-
-def component_registry(configs: Mapping[str, Mapping[str, Any]], proposal_rows: int | None = None) -> Registry:
-    """Every parameter of the components in `configs` (component id → normalised config record).
-
-    Raises:
-        ArtifactError: a config is not one this version can read.
-    """
-    text = parse_text_config(configs["text"])
-    registry = text_parameters(text, tuple(configs))
-    if "mtp" in configs:
-        parse_mtp_config(configs["mtp"], text)
-        registry += mtp_parameters(text)
-    if "vision" in configs:
-        registry += vision_parameters(parse_vision_config(configs["vision"]), text.hidden_size)
-    for name in DRAFTS:
-        if name in configs:
-            registry += draft_parameters(name, parse_draft_config(name, configs[name], text), text)
-    if proposal_rows is not None:
-        registry += proposal_parameters(proposal_rows, text, tuple(configs))
-    return registry
 
 
 def plan_artifact(

@@ -14,11 +14,10 @@ from safetensors.torch import load_file, save_file
 from engine.artifact import Artifact
 from engine.artifact.convert.importance import ImportanceMatrix
 from engine.artifact.convert.pipeline import Request, convert
-from engine.artifact.convert.planner import component_registry
 from engine.artifact.convert.report import report_path
 from engine.artifact.convert.sources import CheckpointError
 from engine.artifact.grouped import encode_grouped, quantize_absmax
-from engine.artifact.parameters import Parameter
+from engine.artifact.parameters import Parameter, component_registry
 from engine.artifact.search import encode_search
 from engine.exits import ArtifactError, ConfigurationError
 from tests.artifact.convert.checkpoints import HEAD, HEADS, HIDDEN, shard, write_checkpoint

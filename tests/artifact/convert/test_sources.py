@@ -10,10 +10,10 @@ import pytest
 
 from engine.artifact.companions import parse_vision_config
 from engine.artifact.config import parse_text_config
-from engine.artifact.convert.planner import component_registry
 from engine.artifact.convert.resources import count_tokens
 from engine.artifact.convert.sources import Checkpoint, CheckpointError
 from engine.artifact.convert.tensors import Source, cast, mtp_sources, text_sources, vision_sources
+from engine.artifact.parameters import component_registry
 from tests.artifact.convert.published import configs, text_config, vision_config
 
 
