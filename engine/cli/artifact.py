@@ -24,6 +24,7 @@ from engine.exits import ArtifactError, ExitCode, NInferError
 # without anything but the standard library.
 MODULES = {
     "convert": ("engine.artifact.convert.cli", "make an artifact from a Hugging Face checkpoint"),
+    "upgrade": ("engine.artifact.upgrade.cli", "make an artifact of version 3 from one of version 2"),
     "imatrix": ("engine.cli.imatrix", "collect or import an importance matrix for searching encoders"),
 }
 

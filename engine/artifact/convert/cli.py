@@ -1,12 +1,8 @@
 """`ninfer-artifact convert`: a Hugging Face checkpoint folder to one artifact."""
 
 import argparse
-import signal
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
@@ -15,6 +11,7 @@ from engine.artifact.convert.pipeline import Request, convert
 from engine.artifact.convert.progress import show_progress
 from engine.artifact.convert.recipes import RECIPES
 from engine.artifact.convert.report import summary
+from engine.artifact.terminate import exit_on_terminate
 from engine.artifact.writer import FILE_LIMIT
 from engine.exits import ConfigurationError, NInferError
 
@@ -56,29 +53,12 @@ def run(args: argparse.Namespace, console: Console | None = None) -> int:
     request = parse(args)
     console = Console(stderr=True) if console is None else console
     try:
-        with _exit_on_terminate(), show_progress(console, f"convert {request.model.name}") as progress:
+        with exit_on_terminate(), show_progress(console, f"convert {request.model.name}") as progress:
             report = convert(request, progress)
     except OSError as error:
         raise NInferError(f"cannot convert {request.model} to {request.out}: {error}") from None
     print(summary(report))
     return 0
-
-
-@contextmanager
-def _exit_on_terminate() -> Iterator[None]:
-    """Let SIGTERM end the program as an exception, so that unfinished files are removed."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers
-        return
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def parse(args: argparse.Namespace) -> Request:
