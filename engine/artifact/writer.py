@@ -159,10 +159,21 @@ class ArtifactWriter:
         format = self._format(id)
         if not isinstance(format, Grouped):
             raise ArtifactError(f"object {id!r} is {format.name!r}, not grouped integers")
-        count = planes.scales.shape[0]
-        data = {"base": planes.base, "high": planes.high, "scales": planes.scales}
+        data: dict[str, npt.NDArray[np.generic]] = {"base": planes.base, "high": planes.high, "scales": planes.scales}
+        self.write_planes(id, row_begin, planes.scales.shape[0], data)
+
+    def write_planes(self, id: str, row_begin: int, count: int, planes: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        """Write rows `[row_begin, row_begin + count)` of a tensor: one span in each of the named planes.
+
+        A plane that belongs to the whole matrix may be left out, and given with any rows once.
+
+        Raises:
+            ArtifactError: the bytes are not those of this tensor's rows, or as `write_span`.
+        """
         for plane in self._geometry[id].planes:
-            array = np.ascontiguousarray(data[plane.name]).reshape(-1).view(np.uint8)
+            if plane.name not in planes and plane.unit_rows == 0:
+                continue
+            array = np.ascontiguousarray(planes[plane.name]).reshape(-1).view(np.uint8)
             begin, end = plane.span(row_begin, row_begin + count)
             if array.size != end - begin or end > plane.offset + plane.bytes:
                 raise ArtifactError(

@@ -18,7 +18,7 @@ from engine.exits import ConfigurationError, NInferError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
-    recipes = "; ".join(f"{recipe.name}: {recipe.summary}" for recipe in RECIPES.values() if not recipe.missing_methods)
+    recipes = "; ".join(f"{recipe.name}: {recipe.summary}" for recipe in RECIPES.values())
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="checkpoint folder")
     parser.add_argument("--recipe", required=True, metavar="NAME", help=recipes)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="artifact to write; must not exist")

@@ -2,16 +2,25 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from engine.artifact.companions import parse_vision_config
 from engine.artifact.convert.configs import ModelConfigs, read_configs
 from engine.artifact.convert.encode import Effort, Progress, Work, encode_parents
 from engine.artifact.convert.importance import NO_IMPORTANCE, ImportanceMatrix
+from engine.artifact.convert.imported import (
+    ORIGIN,
+    activation_divisor,
+    quantized_sources,
+    weight_divisors,
+)
 from engine.artifact.convert.planner import Plan, plan_artifact, resource_id
-from engine.artifact.convert.recipes import check_available, find_recipe
+from engine.artifact.convert.recipes import check_inputs, find_recipe
 from engine.artifact.convert.report import report_path, write_report
 from engine.artifact.convert.resources import Resources, read_resources
 from engine.artifact.convert.sources import Checkpoint, CheckpointError, parse_json_object
@@ -22,6 +31,7 @@ from engine.artifact.convert.tensors import (
     text_sources,
     vision_sources,
 )
+from engine.artifact.parameters import component_registry
 from engine.artifact.writer import FILE_LIMIT, ArtifactWriter
 from engine.exits import ArtifactError, ConfigurationError
 from engine.log import get_logger
@@ -83,8 +93,11 @@ def convert(request: Request, progress: Progress | None = None) -> dict[str, Any
     for leftover in request.out.parent.glob(f".{request.out.name}.*.tmp"):
         # It may belong to a conversion that is still running, so a person decides.
         log.warning("unfinished_conversion_found", path=str(leftover), bytes=leftover.stat().st_size)
-    with Checkpoint.open(request.model) as checkpoint:
-        prepared = prepare(request, checkpoint)
+    with ExitStack() as stack:
+        checkpoints = {"base": stack.enter_context(Checkpoint.open(request.model))}
+        if ORIGIN in request.sources:
+            checkpoints[ORIGIN] = stack.enter_context(Checkpoint.open(request.sources[ORIGIN]))
+        prepared = prepare(request, checkpoints)
         plan = prepared.plan
         ready = time.monotonic()
         with ArtifactWriter(
@@ -100,7 +113,10 @@ def convert(request: Request, progress: Progress | None = None) -> dict[str, Any
         ) as writer:
             for role, content in prepared.resources.contents.items():
                 writer.write_resource(resource_id(role), content)
-            work = Work(checkpoint, plan.parents, prepared.sources, prepared.importance)
+            for id, parameter in plan.auxiliaries.items():
+                divisor = activation_divisor(checkpoints[ORIGIN], prepared.sources[parameter])
+                writer.write_direct(id, np.array(divisor, np.float32))
+            work = Work(checkpoints, plan.parents, prepared.sources, prepared.importance)
             encode_parents(work, writer, Effort(request.rows_per_chunk, request.threads), progress)
             writer.commit()
     return write_report(
@@ -121,7 +137,7 @@ def convert(request: Request, progress: Progress | None = None) -> dict[str, Any
     )
 
 
-def prepare(request: Request, checkpoint: Checkpoint) -> Prepared:
+def prepare(request: Request, checkpoints: Mapping[str, Checkpoint]) -> Prepared:
     """Read configuration and resources, plan the artifact and check that every source is there.
 
     Raises:
@@ -132,10 +148,26 @@ def prepare(request: Request, checkpoint: Checkpoint) -> Prepared:
         if name not in recipe.sources:
             known = ", ".join(recipe.sources) or "none"
             raise ConfigurationError(f"recipe {recipe.name!r} reads no source {name!r}; it reads: {known}")
-    check_available(recipe, request.sources)
+    check_inputs(recipe, request.sources)
     configs = read_configs(_config_json(request.model), request.components)
     vision = parse_vision_config(configs.records["vision"]) if "vision" in configs.records else None
     resources = read_resources(request.model, request.components, configs.text.vocab_size, vision, request.resources)
+    has = checkpoints["base"].__contains__
+    sources = text_sources(configs.text, configs.prefix, has)
+    own = [configs.prefix] if configs.text.tie_word_embeddings else [configs.prefix, "lm_head."]
+    if "mtp" in configs.records:
+        sources |= mtp_sources(configs.text, has)
+        own.append("mtp.")
+    if vision is not None:
+        sources |= vision_sources(vision, configs.text.hidden_size)
+        own.append("model.visual.")
+    check_sources(checkpoints["base"], sources, tuple(own))
+    imported: dict[str, Source] = {}
+    divisors: dict[str, float] = {}
+    if ORIGIN in checkpoints:
+        registry = component_registry(configs.records)
+        imported = quantized_sources(checkpoints[ORIGIN], configs.text, registry, recipe)
+        divisors = weight_divisors(checkpoints[ORIGIN], imported)
     plan = plan_artifact(
         configs.records,
         recipe,
@@ -146,22 +178,13 @@ def prepare(request: Request, checkpoint: Checkpoint) -> Prepared:
             "recipe": recipe.name,
             "sources": {name: {"path": str(path)} for name, path in {"base": request.model, **request.sources}.items()},
         },
+        divisors=divisors,
     )
     importance = NO_IMPORTANCE
     if "imatrix" in request.sources:
         importance = ImportanceMatrix.read(request.sources["imatrix"])
         importance.check([parameter for parent in plan.parents for parameter in parent.parameters])
-    has = checkpoint.__contains__
-    sources = text_sources(configs.text, configs.prefix, has)
-    own = [configs.prefix] if configs.text.tie_word_embeddings else [configs.prefix, "lm_head."]
-    if "mtp" in configs.records:
-        sources |= mtp_sources(configs.text, has)
-        own.append("mtp.")
-    if vision is not None:
-        sources |= vision_sources(vision, configs.text.hidden_size)
-        own.append("model.visual.")
-    check_sources(checkpoint, sources, tuple(own))
-    return Prepared(configs, resources, plan, sources, importance)
+    return Prepared(configs, resources, plan, sources | imported, importance)
 
 
 def _config_json(model: Path) -> dict[str, Any]:

@@ -11,16 +11,8 @@ from engine.exits import ConfigurationError
 Q4, Q5, Q6, Q8 = "q4_g64_fp16", "q5_g64_fp16", "q6_g64_fp16", "q8_g32_fp16"
 NVFP4, FP8 = "nvfp4", "fp8_e4m3fn_row_bf16"
 
-ABSMAX, SEARCH, IMPORT, ROW_MAXABS, CAST = (
-    "grouped_absmax",
-    "grouped_search",
-    "import_encoded",
-    "fp8_row_maxabs",
-    "cast",
-)
-
-AVAILABLE_METHODS = frozenset({CAST, ABSMAX, SEARCH})
-"""Encoders this version has. Recipes that name others can be planned, not run."""
+CAST, ABSMAX, SEARCH = "cast", "grouped_absmax", "grouped_search"
+ROW_MAXABS, NVFP4_ABSMAX, IMPORT = "fp8_row_maxabs", "nvfp4_absmax", "import_encoded"
 
 _SOURCE_OF = {"imatrix": SEARCH, "quantized": IMPORT}
 _POLICIES = {NVFP4: "AllowA4", FP8: "AllowA8"}
@@ -29,16 +21,23 @@ _LAYER = re.compile(r"/layers/(\d+)/")
 
 @dataclass(frozen=True)
 class Selection:
-    """How one parameter is stored. Parameters of a packing group become one object when their selections are equal."""
+    """How one parameter is stored. Parameters of a packing group become one object when their selections are equal.
+
+    `divisor` is that of imported NVFP4 words, which one object has only one of.
+    """
 
     format: str
     method: str
     fuse: bool = True
+    divisor: float | None = None
 
     @property
     def policy(self) -> str:
-        """The activation precision that uses of this parameter permit (§1.6.2)."""
-        return _POLICIES.get(self.format, "A16Only")
+        """The activation precision that uses of this parameter permit (§1.6.2).
+
+        NVFP4 that was encoded here comes without the activation divisor that 4-bit activations need.
+        """
+        return "A16Only" if self.method == NVFP4_ABSMAX else _POLICIES.get(self.format, "A16Only")
 
 
 @dataclass(frozen=True)
@@ -66,24 +65,21 @@ class Rule:
 class Recipe:
     """Ordered rules; the first that applies decides, and what no rule names keeps its direct format.
 
-    `required_sources` are inputs besides the checkpoint that a conversion must be given.
+    `required_sources` are inputs besides the checkpoint that a conversion must be given. With `quantized_vectors`, text
+    tensors that are no projections come from the quantised checkpoint too.
     """
 
     name: str
     summary: str
     rules: tuple[Rule, ...]
     required_sources: tuple[str, ...] = ()
+    quantized_vectors: bool = False
 
     @property
     def sources(self) -> tuple[str, ...]:
         """Names of all inputs besides the checkpoint that this recipe reads."""
         methods = {rule.method for rule in self.rules}
         return tuple(source for source, method in _SOURCE_OF.items() if method in methods)
-
-    @property
-    def missing_methods(self) -> tuple[str, ...]:
-        """Encoders that this version does not have."""
-        return tuple(sorted({rule.method for rule in self.rules} - AVAILABLE_METHODS))
 
     def select(self, parameter: Parameter) -> Selection:
         """The storage of `parameter`. Norms, biases and other vectors always keep their direct format."""
@@ -105,18 +101,12 @@ def find_recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def check_available(recipe: Recipe, sources: Container[str]) -> None:
-    """Check that this version can run `recipe`, not only plan it, given the named `sources`.
+def check_inputs(recipe: Recipe, sources: Container[str]) -> None:
+    """Check that `recipe` is given what it needs.
 
     Raises:
-        ConfigurationError: an encoder is missing, and the message names the recipes that work; or a source is.
+        ConfigurationError: a source is missing.
     """
-    if recipe.missing_methods:
-        working = ", ".join(name for name, known in RECIPES.items() if not known.missing_methods)
-        raise ConfigurationError(
-            f"recipe {recipe.name!r} needs {' and '.join(recipe.missing_methods)}, which this version does not have; "
-            f"recipes that convert: {working}"
-        )
     for source in recipe.required_sources:
         if source not in sources:
             raise ConfigurationError(f"recipe {recipe.name!r} needs --source {source}=PATH")
@@ -180,6 +170,16 @@ RECIPES: dict[str, Recipe] = {
             "the 27B mix for small dense models, searched",
             (Rule(_VOCABULARY, Q6, SEARCH), *_dense(SEARCH), *_COMPANIONS),
         ),
+        Recipe(
+            "nano_nvfp4",
+            "NVFP4 projections and an FP8 vocabulary for small models",
+            (
+                Rule(_VOCABULARY, FP8, ROW_MAXABS),
+                Rule(_BLOCK + "{gdn/a_projection,gdn/b_projection,moe/router,moe/shared_score}", "bf16", CAST),
+                Rule(_BLOCK + "**", NVFP4, NVFP4_ABSMAX),
+                *_COMPANIONS,
+            ),
+        ),
         Recipe("nano_moe", "the 35B mix for small mixtures of experts", (*_sparse(), *_COMPANIONS)),
         Recipe(
             "nano_moe_search",
@@ -235,6 +235,7 @@ RECIPES: dict[str, Recipe] = {
                 *_COMPANIONS,
             ),
             ("quantized",),
+            quantized_vectors=True,
         ),
     )
 }

@@ -18,7 +18,7 @@ class Source:
     """Rows of a checkpoint tensor of exactly `shape`, seen as `[rows, columns]` with the parameter's columns.
 
     Row r of the parameter is row `begin + (r // run) * stride + r % run` of the tensor; `run` 0 means all in one run.
-    `tap_major` is for the convolution: `[channels, 1, taps]` becomes `[taps, channels]`.
+    `tap_major` is for the convolution: `[channels, 1, taps]` becomes `[taps, channels]`. `origin` names the checkpoint.
     """
 
     tensor: str
@@ -27,6 +27,7 @@ class Source:
     run: int = 0
     stride: int = 0
     tap_major: bool = False
+    origin: str = "base"
 
     def runs(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Tensor rows `[begin, end)` that hold parameter rows `[first, last)`, in order."""
@@ -127,13 +128,18 @@ def check_sources(checkpoint: Checkpoint, sources: Mapping[str, Source], prefixe
 
 def read_rows(checkpoint: Checkpoint, source: Source, parameter: Parameter, first: int, last: int) -> Array:
     """Rows `[first, last)` of a parameter in the checkpoint's type, shape `[last - first, *parameter.shape[1:]]`."""
-    columns = prod(parameter.shape[1:])
     if source.tap_major:
         channels, _, taps = source.shape
         whole = checkpoint.read(source.tensor, 0, prod(source.shape)).reshape(channels, taps)
         return np.ascontiguousarray(whole.T[first:last])
-    pieces = [checkpoint.read(source.tensor, begin * columns, end * columns) for begin, end in source.runs(first, last)]
-    return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).reshape(last - first, *parameter.shape[1:])
+    rows = read_runs(checkpoint, source, source.tensor, prod(parameter.shape[1:]), (first, last))
+    return rows.reshape(last - first, *parameter.shape[1:])
+
+
+def read_runs(checkpoint: Checkpoint, source: Source, tensor: str, columns: int, rows: tuple[int, int]) -> Array:
+    """Rows `[rows[0], rows[1])` of those that `source` describes, of a tensor with `columns` columns, as a matrix."""
+    pieces = [checkpoint.read(tensor, begin * columns, end * columns) for begin, end in source.runs(*rows)]
+    return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).reshape(-1, columns)
 
 
 def cast(values: Array, format: str) -> Array:

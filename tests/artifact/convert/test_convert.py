@@ -371,7 +371,7 @@ def test_refused_requests(dense: Path, tmp_path: Path) -> None:
     for recipe, message in (
         ("nonsense", "unknown recipe 'nonsense'; known: bf16"),
         ("qwen3_8_27b", "recipe 'qwen3_8_27b' needs --source imatrix=PATH"),
-        ("qwen3_8_27b_nvfp4", "needs fp8_row_maxabs and import_encoded"),
+        ("qwen3_8_27b_nvfp4", "needs --source quantized=PATH"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             make(dense, out, recipe)
