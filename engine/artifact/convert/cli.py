@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from engine.artifact.convert.encode import usable_processors
-from engine.artifact.convert.pipeline import Request, convert
+from engine.artifact.convert.pipeline import ProposalRequest, Request, convert
 from engine.artifact.convert.progress import show_progress
 from engine.artifact.convert.recipes import RECIPES
 from engine.artifact.convert.report import summary
@@ -30,6 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="another input of the recipe, such as imatrix=FILE; may be repeated",
     )
     parser.add_argument("--components", default="text", metavar="LIST", help="text[,mtp][,vision] (default: text)")
+    parser.add_argument("--proposal", action="store_true", help="add a proposal head for drafting")
+    parser.add_argument(
+        "--proposal-rows", type=int, default=None, metavar="N", help="tokens of the proposal head (default: 131072)"
+    )
+    parser.add_argument("--ranking", type=Path, metavar="FILE", help="how often each token is wanted, 64-bit counts")
+    parser.add_argument("--proposal-ids", type=Path, metavar="FROM", help="take the tokens of this artifact instead")
     parser.add_argument("--name", default=None, help="public name stored in the artifact")
     parser.add_argument("--device", default="cpu", help="where to encode: cpu")
     parser.add_argument("--rows-per-chunk", type=int, default=512, metavar="N", help="rows in memory (default: 512)")
@@ -87,7 +93,20 @@ def parse(args: argparse.Namespace) -> Request:
         resources=_paths("resource", "ROLE", args.resource),
         sources=_paths("source", "NAME", args.source),
         threads=args.threads,
+        proposal=_proposal(args),
     )
+
+
+def _proposal(args: argparse.Namespace) -> ProposalRequest | None:
+    if not args.proposal:
+        for flag in ("proposal_rows", "ranking", "proposal_ids"):
+            if getattr(args, flag) is not None:
+                raise ConfigurationError(f"--{flag.replace('_', '-')} goes with --proposal")
+        return None
+    if args.proposal_ids is not None and args.proposal_rows is not None:
+        raise ConfigurationError("--proposal-rows does not go with --proposal-ids, whose artifact gives the number")
+    rows = 131072 if args.proposal_rows is None else args.proposal_rows
+    return ProposalRequest(rows=rows, ranking=args.ranking, ids_from=args.proposal_ids)
 
 
 def _paths(what: str, key: str, pairs: Sequence[str]) -> dict[str, Path]:

@@ -59,12 +59,16 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be encoded: parents, and where each of their parameters lies in which checkpoint."""
+    """What is to be encoded: parents, and where each of their parameters lies in which checkpoint.
+
+    `constants` are parameters that come from no checkpoint.
+    """
 
     checkpoints: Mapping[str, Checkpoint]
     parents: Sequence[Parent]
     sources: Mapping[str, Source]
     importance: ImportanceMatrix
+    constants: Mapping[str, "Array"]
 
 
 def encode_parents(work: Work, writer: ArtifactWriter, effort: Effort, progress: Progress | None) -> None:
@@ -81,6 +85,8 @@ def encode_parents(work: Work, writer: ArtifactWriter, effort: Effort, progress:
         elements = rows * prod(parameter.shape[1:])
         if parent.selection.method == IMPORT:
             return int(elements * find_format(parent.selection.format).bits / 8)
+        if parameter.name in work.constants:
+            return elements * work.constants[parameter.name].itemsize
         source = work.sources[parameter.name]
         return elements * DTYPES[work.checkpoints[source.origin].tensors[source.tensor].dtype].itemsize
 
@@ -152,6 +158,8 @@ def _divisor(work: Work, parent: Parent, rows_per_chunk: int) -> np.float32 | No
 
 
 def _read(work: Work, member: Parameter, first: int, last: int) -> Array:
+    if member.name in work.constants:
+        return work.constants[member.name][first:last]
     source = work.sources[member.name]
     return read_rows(work.checkpoints[source.origin], source, member, first, last)
 

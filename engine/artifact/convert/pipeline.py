@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from engine.artifact.convert.imported import (
     weight_divisors,
 )
 from engine.artifact.convert.planner import Plan, plan_artifact, resource_id
+from engine.artifact.convert.proposal import TokenIds, rank_tokens, read_ranking, read_token_ids
 from engine.artifact.convert.recipes import check_inputs, find_recipe
 from engine.artifact.convert.report import report_path, write_report
 from engine.artifact.convert.resources import Resources, read_resources
-from engine.artifact.convert.sources import Checkpoint, CheckpointError, parse_json_object
+from engine.artifact.convert.sources import Array, Checkpoint, CheckpointError, parse_json_object
 from engine.artifact.convert.tensors import (
     Source,
     check_sources,
@@ -43,8 +44,8 @@ log = get_logger(__name__)
 class Request:
     """What to convert and how. `resources` replaces files of the model folder by role, `sources` are other inputs.
 
-    `threads` chunks are encoded at a time; the bytes do not depend on it. `artifact_id` is 16 bytes, by
-    default a fresh random id; with a fixed one the same input gives the same bytes.
+    `proposal` adds a proposal head. `threads` chunks are encoded at a time; the bytes do not depend on it.
+    `artifact_id` is 16 bytes, by default a fresh random id; with a fixed one the same input gives the same bytes.
     """
 
     model: Path
@@ -56,8 +57,18 @@ class Request:
     max_file_bytes: int = FILE_LIMIT
     resources: Mapping[str, Path] = field(default_factory=dict)
     sources: Mapping[str, Path] = field(default_factory=dict)
+    proposal: "ProposalRequest | None" = None
     threads: int = 1
     artifact_id: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProposalRequest:
+    """How a proposal head is chosen: `rows` tokens by the counts in `ranking`, or those of artifact `ids_from`."""
+
+    rows: int = 131072
+    ranking: Path | None = None
+    ids_from: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,7 @@ class Prepared:
     plan: Plan
     sources: Mapping[str, Source]
     importance: ImportanceMatrix
+    constants: Mapping[str, Array]
 
 
 def convert(request: Request, progress: Progress | None = None) -> dict[str, Any]:
@@ -116,7 +128,7 @@ def convert(request: Request, progress: Progress | None = None) -> dict[str, Any
             for id, parameter in plan.auxiliaries.items():
                 divisor = activation_divisor(checkpoints[ORIGIN], prepared.sources[parameter])
                 writer.write_direct(id, np.array(divisor, np.float32))
-            work = Work(checkpoints, plan.parents, prepared.sources, prepared.importance)
+            work = Work(checkpoints, plan.parents, prepared.sources, prepared.importance, prepared.constants)
             encode_parents(work, writer, Effort(request.rows_per_chunk, request.threads), progress)
             writer.commit()
     return write_report(
@@ -168,6 +180,11 @@ def prepare(request: Request, checkpoints: Mapping[str, Checkpoint]) -> Prepared
         registry = component_registry(configs.records)
         imported = quantized_sources(checkpoints[ORIGIN], configs.text, registry, recipe)
         divisors = weight_divisors(checkpoints[ORIGIN], imported)
+    constants: dict[str, Array] = {}
+    if request.proposal is not None:
+        token_ids = _proposal(request, configs, resources)
+        sources["proposal/head"] = replace(sources["text/output_head"], rows=tuple(token_ids.tolist()))
+        constants["proposal/token_ids"] = token_ids
     plan = plan_artifact(
         configs.records,
         recipe,
@@ -176,15 +193,31 @@ def prepare(request: Request, checkpoints: Mapping[str, Checkpoint]) -> Prepared
         provenance={
             "converter": "ninfer-appliance",
             "recipe": recipe.name,
+            **({"ranking": str(request.proposal.ranking)} if request.proposal and request.proposal.ranking else {}),
             "sources": {name: {"path": str(path)} for name, path in {"base": request.model, **request.sources}.items()},
         },
+        proposal_rows=len(constants["proposal/token_ids"]) if constants else None,
         divisors=divisors,
     )
     importance = NO_IMPORTANCE
     if "imatrix" in request.sources:
         importance = ImportanceMatrix.read(request.sources["imatrix"])
         importance.check([parameter for parent in plan.parents for parameter in parent.parameters])
-    return Prepared(configs, resources, plan, sources | imported, importance)
+    return Prepared(configs, resources, plan, sources | imported, importance, constants)
+
+
+def _proposal(request: Request, configs: ModelConfigs, resources: Resources) -> TokenIds:
+    proposal = request.proposal
+    assert proposal is not None
+    if "mtp" not in configs.records:
+        raise ConfigurationError("a proposal head serves a component that drafts; add mtp to the components")
+    if (proposal.ranking is None) == (proposal.ids_from is None):
+        raise ConfigurationError("a proposal head needs either --ranking FILE or --proposal-ids FROM.ninfer")
+    if proposal.ids_from is not None:
+        return read_token_ids(proposal.ids_from, resources.token_count)
+    assert proposal.ranking is not None
+    counts = read_ranking(proposal.ranking, configs.text.vocab_size)
+    return rank_tokens(counts, resources.token_count, resources.special_ids, proposal.rows)
 
 
 def _config_json(model: Path) -> dict[str, Any]:

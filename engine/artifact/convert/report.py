@@ -83,7 +83,9 @@ def _method(parent: Parent, sources: Mapping[str, Source], importance: Importanc
     return {
         "object": parent.id,
         "parameters": [member.name for member in parent.parameters],
-        "sources": list(dict.fromkeys(sources[member.name].tensor for member in parent.parameters)),
+        "sources": list(
+            dict.fromkeys(sources[member.name].tensor for member in parent.parameters if member.name in sources)
+        ),
         "method": selection.method,
         "method_parameters": parameters,
         "format": selection.format,

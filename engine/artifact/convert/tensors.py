@@ -19,6 +19,7 @@ class Source:
 
     Row r of the parameter is row `begin + (r // run) * stride + r % run` of the tensor; `run` 0 means all in one run.
     `tap_major` is for the convolution: `[channels, 1, taps]` becomes `[taps, channels]`. `origin` names the checkpoint.
+    With `rows`, row r of the parameter is row `rows[r]` of the tensor.
     """
 
     tensor: str
@@ -28,9 +29,13 @@ class Source:
     stride: int = 0
     tap_major: bool = False
     origin: str = "base"
+    rows: tuple[int, ...] | None = None
 
     def runs(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Tensor rows `[begin, end)` that hold parameter rows `[first, last)`, in order."""
+        if self.rows is not None:
+            yield from ((row, row + 1) for row in self.rows[first:last])
+            return
         if not self.run:
             yield self.begin + first, self.begin + last
             return
@@ -143,8 +148,8 @@ def read_runs(checkpoint: Checkpoint, source: Source, tensor: str, columns: int,
 
 
 def cast(values: Array, format: str) -> Array:
-    """Words of a direct format from a floating array: equal types bit for bit, others rounded to nearest even."""
-    target = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp32": np.dtype("<f4")}[format]
+    """Words of a direct format: equal types bit for bit, other floats rounded to nearest even."""
+    target = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp32": np.dtype("<f4"), "int32": np.dtype("<i4")}[format]
     if values.dtype == target:
         return values
     assert values.dtype in {DTYPES[name] for name in FLOATS}

@@ -347,7 +347,7 @@ SPOILT: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: edit_json(f / "config.json", hidden_act="gelu"), "hidden_act is 'gelu'"),
     (lambda f: edit_json(f / "config.json", num_hidden_layers=5), "4 layer_types for 5 layers"),
     (lambda f: edit_json(f / "config.json", vocab_size=200), "defines 259 ids; the embedding has 200 rows"),
-    (lambda f: edit_json(f / "tokenizer.json", added_tokens=[{"id": 999, "content": "<x>"}]), "skips id 256"),
+    (lambda f: edit_json(f / "tokenizer.json", added_tokens=[{"id": 999, "content": "<x>"}]), "but id 256 is absent"),
     (lambda f: (f / "tokenizer.json").write_text("{"), r"tokenizer\.json is not JSON"),
     (lambda f: (f / "chat_template.jinja").write_bytes(b"\xff"), r"chat_template\.jinja is not UTF-8"),
     (lambda f: (f / "chat_template.jinja").write_bytes(b""), r"chat_template\.jinja is empty"),
