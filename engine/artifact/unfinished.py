@@ -7,6 +7,7 @@ The kernel drops the lock when the process ends, however it ends: what is left w
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,9 +92,10 @@ def write_new(target: Path, data: bytes) -> None:
 
 
 def find_unfinished(target: Path) -> list[Unfinished]:
-    """Files that were to become `target`, or files beside it whose names begin with its name."""
+    """Files that were to become `target`, a continuation file of it, or the report of its conversion."""
+    name = re.compile(rf"\.{re.escape(target.name)}(\.part-\d+|\.conversion\.json)?\.[0-9a-f]{{8}}\.\d+\.tmp")
     found = []
-    for path in sorted(target.parent.glob(f".{_literal(target.name)}*.*.tmp")):
+    for path in sorted(path for path in target.parent.iterdir() if name.fullmatch(path.name)):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -123,6 +125,10 @@ def remove_unfinished(target: Path) -> list[Unfinished]:
     return removed
 
 
-def _literal(name: str) -> str:
-    """`name` as a glob pattern that matches only itself."""
-    return "".join(f"[{character}]" if character in "*?[" else character for character in name)
+def unfinished_note(target: Path) -> str | None:
+    """A sentence for a person about abandoned files beside `target`; None when there are none."""
+    left = [item for item in find_unfinished(target) if not item.owned]
+    if not left:
+        return None
+    names = ", ".join(f"{item.path} ({item.bytes:,} bytes)" for item in left)
+    return f"left by a run that was killed: {names}; --clean removes them"

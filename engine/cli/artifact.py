@@ -25,6 +25,7 @@ from engine.exits import ArtifactError, ExitCode, NInferError
 MODULES = {
     "convert": ("engine.artifact.convert.cli", "make an artifact from a Hugging Face checkpoint"),
     "upgrade": ("engine.artifact.upgrade.cli", "make an artifact of version 3 from one of version 2"),
+    "compare": ("engine.cli.compare", "measure how far one artifact's predictions are from another's"),
     "imatrix": ("engine.cli.imatrix", "collect or import an importance matrix for searching encoders"),
 }
 

@@ -12,6 +12,7 @@ from engine.artifact.convert.progress import show_progress
 from engine.artifact.convert.recipes import RECIPES
 from engine.artifact.convert.report import summary
 from engine.artifact.terminate import exit_on_terminate
+from engine.artifact.unfinished import remove_unfinished, unfinished_note
 from engine.artifact.writer import FILE_LIMIT
 from engine.exits import ConfigurationError, NInferError
 
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=int, default=usable_processors(), metavar="N", help="chunks encoded at a time (default: all)"
     )
+    parser.add_argument("--clean", action="store_true", help="first remove what a killed run left of this output")
     parser.add_argument(
         "--max-file-bytes", type=int, default=FILE_LIMIT, metavar="N", help=f"largest file (default: {FILE_LIMIT})"
     )
@@ -59,6 +61,11 @@ def run(args: argparse.Namespace, console: Console | None = None) -> int:
     request = parse(args)
     console = Console(stderr=True) if console is None else console
     try:
+        if args.clean:
+            for left in remove_unfinished(request.out):
+                console.print(f"removed {left.path}", highlight=False, markup=False, soft_wrap=True)
+        elif (note := unfinished_note(request.out)) is not None:
+            console.print(note, highlight=False, markup=False, soft_wrap=True)
         with exit_on_terminate(), show_progress(console, f"convert {request.model.name}") as progress:
             report = convert(request, progress)
     except OSError as error:

@@ -33,8 +33,9 @@ from engine.artifact.convert.tensors import (
     vision_sources,
 )
 from engine.artifact.parameters import component_registry
+from engine.artifact.unfinished import find_unfinished, refuse_existing
 from engine.artifact.writer import FILE_LIMIT, ArtifactWriter
-from engine.exits import ArtifactError, ConfigurationError
+from engine.exits import ConfigurationError
 from engine.log import get_logger
 
 log = get_logger(__name__)
@@ -98,13 +99,11 @@ def convert(request: Request, progress: Progress | None = None) -> dict[str, Any
     if request.rows_per_chunk <= 0:
         raise ConfigurationError(f"rows per chunk is {request.rows_per_chunk}; use 1 or more")
     for target in (request.out, report_path(request.out)):
-        if target.exists() or target.is_symlink():
-            raise ArtifactError(f"{target}: exists already and is not overwritten; remove it or name another file")
+        refuse_existing(target)
     if not request.out.parent.is_dir():
         raise ConfigurationError(f"{request.out.parent} is not a folder; make it first")
-    for leftover in request.out.parent.glob(f".{request.out.name}.*.tmp"):
-        # It may belong to a conversion that is still running, so a person decides.
-        log.warning("unfinished_conversion_found", path=str(leftover), bytes=leftover.stat().st_size)
+    for left in find_unfinished(request.out):
+        log.warning("unfinished_conversion_found", path=str(left.path), bytes=left.bytes, running=left.owned)
     with ExitStack() as stack:
         checkpoints = {"base": stack.enter_context(Checkpoint.open(request.model))}
         if ORIGIN in request.sources:

@@ -1,7 +1,6 @@
 """The report of a conversion, `<out>.conversion.json`: advice for people, read by no engine (spec/artifact.md §5.4)."""
 
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from engine.artifact.convert.planner import Parent, Plan
 from engine.artifact.convert.recipes import SEARCH
 from engine.artifact.convert.tensors import Source
 from engine.artifact.formats import find_format
+from engine.artifact.unfinished import write_new
 
 
 def report_path(out: Path) -> Path:
@@ -31,6 +31,7 @@ def write_report(
     """Write the report of a finished conversion and return it. `outcome` holds what only the run knows.
 
     Raises:
+        ArtifactError: a report has appeared meanwhile.
         OSError: the disk does not take it.
     """
     directory = plan.directory
@@ -49,13 +50,7 @@ def write_report(
         "formats": dict(Counter(parent.selection.format for parent in plan.parents)),
         "methods": [_method(parent, sources, importance) for parent in plan.parents],
     }
-    path = report_path(out)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        temporary.rename(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_new(report_path(out), (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode())
     return report
 
 

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from engine.artifact.terminate import exit_on_terminate
+from engine.artifact.unfinished import remove_unfinished, unfinished_note
 from engine.artifact.upgrade.run import Progress, upgrade
 from engine.exits import ConfigurationError, NInferError
 
@@ -21,6 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     template.add_argument(
         "--keep-template", action="store_true", help="keep the chat template that the file has (the default)"
     )
+    parser.add_argument("--clean", action="store_true", help="first remove what a killed run left of this output")
+
+
+def _tidy(out: Path, *, clean: bool) -> None:
+    if clean:
+        for left in remove_unfinished(out):
+            print(f"removed {left.path} ({left.bytes:,} bytes)", file=sys.stderr)
+    elif (note := unfinished_note(out)) is not None:
+        print(note, file=sys.stderr)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
         except OSError as error:
             raise ConfigurationError(f"template {args.template} cannot be read: {error.strerror}") from None
     try:
+        _tidy(args.out, clean=args.clean)
         with exit_on_terminate():
             outcome = upgrade(args.source, args.out, template, progress=_lines(args.source.name))
     except OSError as error:
