@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from downloader.chunks import format_chunk_list
+
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -113,8 +115,24 @@ def serve(hub: Hub) -> Iterator[Hub]:
         thread.join()
 
 
-def write_catalog(folder: Path, body: bytes, *, format_version: int = 3, sha256: str | None = None) -> Path:
-    """A catalog that pins `body` as `tiny`."""
+def write_catalog(
+    folder: Path,
+    body: bytes,
+    *,
+    format_version: int = 3,
+    sha256: str | None = None,
+    chunk_bytes: int = 256 * 1024,
+    listed: bool = False,
+) -> Path:
+    """A catalog that pins `body` as `tiny`, with the digests of its chunks where they are to be `listed`."""
+    extra = f"chunk_bytes = {chunk_bytes}\n"
+    if listed:
+        digests = [
+            hashlib.sha256(body[begin : begin + chunk_bytes]).hexdigest() for begin in range(0, len(body), chunk_bytes)
+        ]
+        text = format_chunk_list(chunk_bytes, digests)
+        (folder / "tiny.chunks").write_text(text)
+        extra = f'chunks = "tiny.chunks"\nchunks_sha256 = "{hashlib.sha256(text.encode()).hexdigest()}"\n'
     path = folder / "models.toml"
     path.write_text(
         f"""[hub]
@@ -127,6 +145,6 @@ file = "tiny.ninfer"
 bytes = {len(body)}
 sha256 = "{sha256 or hashlib.sha256(body).hexdigest()}"
 format_version = {format_version}
-"""
+{extra}"""
     )
     return path
