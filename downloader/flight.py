@@ -14,7 +14,8 @@ from downloader.staging import Staging
 
 @dataclass(eq=False)
 class Flight:
-    """What is fetched, and how far it is. Its thread writes `chunk`, `position` and `received`; others only read them.
+    """What is fetched, and how far it is. Its thread writes `chunk`, `position` and `received`; the other fields are
+    the deciding thread's.
 
     `chunks` is one chunk, or for a source without ranges all that are wanted of its whole answer.
     """
@@ -27,6 +28,7 @@ class Flight:
     chunk: int = -1
     position: int = 0  # bytes of `chunk` on disk
     received: int = 0  # bytes that came from the source
+    useful: bool = False  # some of it is in the journal
     cancelled: str = ""  # why it should end
     marked_bytes: int = 0  # of `received`, when its rate was last looked at
     marked_time: float = 0.0

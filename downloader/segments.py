@@ -190,7 +190,7 @@ class Segments:
         peer = self._flights[event.flight]
         match event:
             case Begun():
-                peer.proven, peer.failures = True, 0
+                peer.proven = True
             case Reached(flight, arrival):
                 self._reached(flight, peer, arrival)
             case Ended(flight, error):
@@ -208,6 +208,8 @@ class Segments:
             return
         self.staged.note(arrival)
         self._fresh.discard(chunk)
+        flight.useful = True
+        peer.failures = 0
         if self.staged.is_complete(chunk):
             flight.landed.add(chunk)
 
@@ -250,9 +252,9 @@ class Segments:
             raise error
         if others:
             self._refused[flight.chunk].add(peer.name)
-        if flight.cancelled and flight.received:
+        if flight.cancelled and flight.useful:
             return
-        if flight.received:
+        if flight.useful:
             pause = max(error.pause, 1.0)
         elif flight.failures_before == peer.failures:
             # Segments that fail together are one failure.
