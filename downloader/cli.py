@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", nargs="?", help="catalog name, for example qwen38-27b")
-    parser.add_argument("--catalog", type=Path, default=DEFAULT_CATALOG, help="pins to use")
+    parser.add_argument("--catalog", type=Path, help="pins to use [NINFER_CATALOG, else etc/models.toml]")
     parser.add_argument(
         "--catalog-policy",
         choices=POLICIES,
@@ -87,7 +87,7 @@ def _run(options: argparse.Namespace) -> int:
     folder = _folder(options)
     environ = os.environ
     catalog = read_catalog(
-        options.catalog,
+        options.catalog or Path(environ.get("NINFER_CATALOG") or DEFAULT_CATALOG),
         policy=_policy(options.catalog_policy or environ.get("NINFER_CATALOG_POLICY") or "warn"),
         keys=options.catalog_keys or Path(environ.get("NINFER_CATALOG_KEYS") or DEFAULT_KEYS),
         warn=lambda sentence: print(f"download-model: warning: {sentence}", file=sys.stderr),

@@ -30,6 +30,7 @@ class Flight:
     received: int = 0  # bytes that came from the source
     useful: bool = False  # some of it is in the journal
     cancelled: str = ""  # why it should end
+    started: float = 0.0
     marked_bytes: int = 0  # of `received`, when its rate was last looked at
     marked_time: float = 0.0
     rate: float | None = None  # bytes a second, in the last window

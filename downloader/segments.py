@@ -3,14 +3,14 @@
 Sources are used in their order; while there are several, each gets at most half of the segments, and the next one
 what is left over. A chunk that a source failed to give goes to another. A source that fails without a byte rests,
 longer each time, and is then tried with a single segment. One that gives wrong bytes, or is slow again and again,
-is demoted: it comes after all others.
+is demoted: it is used when all others are lost.
 """
 
 import contextlib
 import queue
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -81,6 +81,7 @@ class Segments:
     _wrong: dict[int, list[str]] = field(init=False, default_factory=lambda: defaultdict(list))
     _replaced: Counter[int] = field(init=False, default_factory=Counter)
     _flights: dict[Flight, _Peer] = field(init=False, default_factory=dict)
+    _finished: deque[float] = field(init=False, default_factory=lambda: deque(maxlen=16))  # rates of good flights
     _events: "queue.SimpleQueue[Event]" = field(init=False, default_factory=queue.SimpleQueue)
 
     def __post_init__(self) -> None:
@@ -117,7 +118,7 @@ class Segments:
         self._show()
 
     def demote(self, name: str, reason: str) -> None:
-        """Use a source only after all others."""
+        """Use a source only when all others are lost."""
         for peer in self._peers:
             if peer.name == name and not peer.demoted:
                 peer.demoted = True
@@ -126,7 +127,8 @@ class Segments:
     # Deciding
 
     def _usable(self) -> list[_Peer]:
-        return sorted((peer for peer in self._peers if peer.lost is None), key=lambda peer: peer.demoted)
+        usable = [peer for peer in self._peers if peer.lost is None]
+        return [peer for peer in usable if not peer.demoted] or usable
 
     def _launch(self) -> None:
         while len(self._flights) < self.pace.segments and (choice := self._choose()):
@@ -169,7 +171,7 @@ class Segments:
             peer.rest_until = 0.0
 
     def _start(self, flight: Flight, peer: _Peer) -> None:
-        flight.marked_time = time.monotonic()
+        flight.started = flight.marked_time = time.monotonic()
         self._flights[flight] = peer
         peer.active += 1
         arguments = (flight, self.staged, self._events.put, self.pace.checkpoint)
@@ -200,6 +202,8 @@ class Segments:
                 self._pending = sorted({*self._pending, *left})
                 if error is not None:
                     self._failed(flight, peer, error)
+                elif flight.landed:
+                    self._finished.append(flight.received / max(time.monotonic() - flight.started, 1e-6))
 
     def _reached(self, flight: Flight, peer: _Peer, arrival: Arrival) -> None:
         chunk = arrival.chunk
@@ -280,7 +284,8 @@ class Segments:
                 continue
             flight.rate = (flight.received - flight.marked_bytes) / elapsed
             flight.marked_bytes, flight.marked_time = flight.received, now
-            others = [other.rate for other in self._flights if other is not flight and other.rate is not None]
+            flying = [other.rate for other in self._flights if other is not flight and other.rate is not None]
+            others = [*flying, *self._finished]
             slow = flight.rate < self.pace.minimum_rate or (
                 bool(others) and flight.rate * self.pace.slow_factor < fmean(others)
             )

@@ -179,7 +179,7 @@ def is_local(url: str) -> bool:
 
 def given_sources(flags: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Sources from the command line, then from `NINFER_SOURCES` (separated by spaces)."""
-    return [*flags, *environ.get("NINFER_SOURCES", "").split()]
+    return list(dict.fromkeys([*flags, *environ.get("NINFER_SOURCES", "").split()]))
 
 
 def _file_in(path: Path, pin: Pin, target: Path) -> Path | None:
