@@ -4,6 +4,7 @@ The record `FILE.verified` holds what the file looked like and, learned when the
 chunk. A record is no authority: the catalog's SHA-256 of the whole decides; chunk digests only say where to look.
 """
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -92,12 +93,11 @@ def remember(path: Path, pin: Pin, digests: Digests) -> None:
     """Write the record beside a file that was just verified. A read-only folder only costs the next read."""
     record = record_path(path)
     content = {**_identity(path.stat(), pin), "chunk_bytes": pin.chunk_bytes, "chunks": digests.chunks}
-    try:
+    # An old record of another file may stay: it says so itself.
+    with contextlib.suppress(OSError):
         temporary = record.with_name(record.name + ".new")
         temporary.write_text(json.dumps(content), encoding="utf-8")
         temporary.replace(record)
-    except OSError:
-        pass
 
 
 def record_path(path: Path) -> Path:

@@ -244,13 +244,15 @@ async def generate(
 
 
 def _submit(request: int, prepared: Prepared, deadline: float) -> Submit:
+    # The engine matches bytes and knows no channels. A thinking answer is searched channel by channel, by `output`.
+    stops = () if prepared.thinking else tuple(stop.encode() for stop in prepared.stops)
     return Submit(
         id=request,
         token_ids=prepared.token_ids,
         sampling=prepared.sampling,
         max_tokens=prepared.max_tokens,
         stop_ids=prepared.stop_ids,
-        stop_strings=tuple(stop.encode() for stop in prepared.stops),
+        stop_strings=stops,
         deadline_seconds=deadline,
     )
 

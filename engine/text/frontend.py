@@ -1,6 +1,5 @@
 """Messages to token ids and token ids to text, for one artifact. The API's only door to tokenizer and template."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ from engine.text.stream import Output
 from engine.text.template import TEMPLATE, ChatTemplate, Limits
 from engine.text.template_options import TemplateOptions, resolve_options
 from engine.text.tokenizer import Tokenizer
+from engine.text.tool_history import decode_arguments
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -199,14 +199,7 @@ def _with_decoded_arguments(message: Message, index: int) -> dict[str, Any]:
         function = call.get("function", call)
         arguments = function.get("arguments") if isinstance(function, Mapping) else None
         if isinstance(arguments, str):
-            where += ".function.arguments"
-            try:
-                arguments = json.loads(arguments) if arguments.strip() else {}
-            except (ValueError, RecursionError) as error:
-                raise PromptError("invalid_tool_history", f"{where} is not JSON: {error}", where) from error
-            if not isinstance(arguments, dict):
-                raise PromptError("invalid_tool_history", f"{where} is not a JSON object", where)
-            function = {**function, "arguments": arguments}
+            function = {**function, "arguments": decode_arguments(arguments, f"{where}.function.arguments")}
         decoded.append({**call, "function": function} if "function" in call else function)
     return copy
 

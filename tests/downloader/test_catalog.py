@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from downloader.catalog import DEFAULT_CATALOG, find, read_catalog
+from downloader.catalog import DEFAULT_CATALOG, Pin, find, read_catalog
 from downloader.chunks import read_digests
 from downloader.cli import main
 from downloader.errors import CatalogError
+from downloader.verify import is_verified, record_path
 from tests.downloader.hub import REVISION, write_catalog
 
 
@@ -86,3 +87,22 @@ def test_left_overs_are_listed_and_removed(tmp_path: Path, capsys: pytest.Captur
     assert not any(path.exists() for path in old)
     assert main(["tiny", "--clean", *command]) == 0
     assert not mine.exists()
+
+
+def test_a_record_that_cannot_be_kept_costs_only_the_next_read(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.ninfer"
+    path.write_bytes(b"body")
+    pin = Pin(
+        name="tiny",
+        file="tiny.ninfer",
+        bytes=4,
+        sha256=hashlib.sha256(b"body").hexdigest(),
+        format_version=3,
+        revision="",
+        url=None,
+        path=path,
+    )
+    # Neither replaced nor removed, as on a read-only file system; root may write everywhere else.
+    (record_path(path) / "in the way").mkdir(parents=True)
+    assert is_verified(path, pin)
+    assert is_verified(path, pin)
