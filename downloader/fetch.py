@@ -82,16 +82,19 @@ def fetch(
     with _only_writer(pin, folder):
         if is_remembered(target, pin):  # somebody else was quicker
             return target
-        if found is not None:
-            _mend_or_leave(pin, folder, target, found)
-        _download(pin, folder, target=target, report=report, surroundings=surroundings, trust_size=trust_size)
+        with _sources(pin, target, surroundings) as sources:
+            if found is not None:
+                _mend_or_leave(pin, folder, target, found)
+            _download(pin, folder, sources, report=report, surroundings=surroundings, trust_size=trust_size)
     return target
 
 
 def repair(
     pin: Pin, folder: Path, *, report: Report = Report(), surroundings: Surroundings = Surroundings()
 ) -> list[int]:
-    """Read an artifact that is in place and fetch only its damaged chunks again; returns those, none when it is good.
+    """Read an artifact that is in place and fetch only its damaged chunks; returns those, none when it is good.
+
+    A repair that was interrupted goes on where it was.
 
     Raises:
         DownloadError: it is not there, nothing is known about its chunks, or as `fetch`.
@@ -99,21 +102,21 @@ def repair(
     target = locate(pin, folder)
     if pin.url is None:
         raise CatalogError(f"{target} came with the program; reinstall that to repair it")
-    if not target.exists():
+    if not target.exists() and not stage.part_path(folder, pin).exists():
         raise DownloadError(f"{target}: not there; `download-model {pin.name}` fetches it")
     with _only_writer(pin, folder):
-        found = inspect(target, pin, report.verify)
-        if found.good:
+        found = inspect(target, pin, report.verify) if target.exists() else None
+        if found is not None and found.good:
             return []
-        if not found.sound:
+        if found is not None and not found.sound:
             known = "no chunk of it is right" if found.expected else "the digests of its chunks are not known"
             raise DownloadError(
                 f"{target}: not the pinned bytes, and {known}; `download-model {pin.name}` fetches it whole"
             )
-        if not stage.part_path(folder, pin).exists():
-            _adopt(pin, folder, target, found)
-        _download(pin, folder, target=target, report=report, surroundings=surroundings, trust_size=False)
-    return found.damaged
+        with _sources(pin, target, surroundings) as sources:
+            if found is not None and not stage.part_path(folder, pin).exists():
+                _adopt(pin, folder, target, found)
+            return _download(pin, folder, sources, report=report, surroundings=surroundings, trust_size=False)
 
 
 @contextmanager
@@ -161,18 +164,26 @@ def _adopt(pin: Pin, folder: Path, target: Path, found: Inspection) -> None:
 
 
 def _download(
-    pin: Pin, folder: Path, *, target: Path, report: Report, surroundings: Surroundings, trust_size: bool
-) -> None:
+    pin: Pin,
+    folder: Path,
+    sources: Sequence[Source],
+    *,
+    report: Report,
+    surroundings: Surroundings,
+    trust_size: bool,
+) -> list[int]:
+    """Complete the staged file and promote it; the chunks that were missing."""
+    target = locate(pin, folder)
     for path in superseded(folder, [pin]):
         log.warning("old_partial", path=str(path), bytes=path.stat().st_size, remove="download-model --clean")
-    sources = _sources(pin, target, surroundings)
     try:
         staged = stage.open_staging(folder, pin, surroundings.disk)
         _check_space(pin, folder, staged, surroundings.disk)
         if staged.staged_bytes:
             log.info("resuming", path=str(staged.path), staged_bytes=staged.staged_bytes, total_bytes=pin.bytes)
         segments = Segments(pin, staged, sources, surroundings.pace, report.transfer)
-        segments.fetch(staged.missing())
+        missing = staged.missing()
+        segments.fetch(missing)
         digests: Digests | None = None
         if trust_size:
             staged.sync()
@@ -184,14 +195,13 @@ def _download(
         stage.discard(folder, pin)
     except OSError as error:
         raise _disk_error(error, pin, folder, surroundings.disk) from error
-    finally:
-        for source in sources:
-            source.close()
+    return missing
 
 
-def _sources(pin: Pin, target: Path, surroundings: Surroundings) -> list[Source]:
+@contextmanager
+def _sources(pin: Pin, target: Path, surroundings: Surroundings) -> Iterator[list[Source]]:
     pace = surroundings.pace
-    return open_sources(
+    sources = open_sources(
         pin,
         surroundings.sources,
         target=target,
@@ -201,6 +211,11 @@ def _sources(pin: Pin, target: Path, surroundings: Surroundings) -> list[Source]
         peer_session=surroundings.peer_session,
         timeout=(pace.connect, pace.window),
     )
+    try:
+        yield sources
+    finally:
+        for source in sources:
+            source.close()
 
 
 def _check_space(pin: Pin, folder: Path, staged: stage.Staging, disk: stage.Disk) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from downloader.catalog import Pin
 from downloader.cli import main
-from downloader.errors import DownloadError, TransferError
+from downloader.errors import CatalogError, DownloadError, TransferError
 from downloader.fetch import fetch, repair
 from downloader.staging import part_path
 from downloader.verify import is_verified, record_path
@@ -58,8 +58,15 @@ def test_a_repair_that_ends_half_way_leaves_nothing_doubtful_under_the_final_nam
     assert part_path(models, pin).stat().st_size == len(BODY)
     hub.status = None
     hub.requests.clear()
-    assert whole(fetch(pin, models, surroundings=surroundings()))
+    assert repair(pin, models, surroundings=surroundings()) == [2, 3, 9]
+    assert whole(target)
     assert sorted(hub.ranges()) == sorted(WANTED)
+
+
+def test_without_a_source_the_damaged_file_stays_where_it_is(pin: Pin, models: Path, target: Path) -> None:
+    with pytest.raises(CatalogError, match="offline"):
+        repair(pin, models, surroundings=surroundings(offline=True))
+    assert target.exists()
 
 
 def test_another_name_of_the_same_file_is_not_changed(pin: Pin, models: Path, target: Path, tmp_path: Path) -> None:
