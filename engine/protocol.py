@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-VERSION = 1
+VERSION = 2
 MAX_FRAME_BYTES = 512 * 1024 * 1024
 MAX_DESCRIPTORS = 64
 
@@ -51,6 +51,18 @@ class Media(msgspec.Struct, frozen=True, kw_only=True):
     begin: int  # index of its first placeholder token
 
 
+class Thinking(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt ends inside a thought. `close` are the bytes that end it.
+
+    When `budget` tokens have come and it is still open, the tokens `wrap_up` (little-endian u32) are inserted, which
+    must end it. None lets it go on.
+    """
+
+    close: bytes
+    budget: int | None = None
+    wrap_up: bytes = b""
+
+
 # Client → engine
 
 
@@ -64,12 +76,12 @@ class Submit(Message, tag="submit", frozen=True):
     stop_ids: tuple[int, ...] = ()
     stop_strings: tuple[bytes, ...] = ()
     logprobs: int = 0
-    thinking_budget: int | None = None
+    thinking: Thinking | None = None
     deadline_seconds: float | None = None  # longest wait for a lane, from now
     cache_salt: bytes = b""
     checkpoints: tuple[int, ...] = ()
     session: str = ""
-    constraint: bytes | None = None
+    constraint: bytes | None = None  # a grammar that the client has had compiled
     media: tuple[Media, ...] = ()
 
 
@@ -142,6 +154,18 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class ConstraintReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a constraint came to and what it took. `complete`: the answer fits as it stands."""
+
+    complete: bool = False
+    cache: str = ""
+    mask_positions: int = 0
+    mask_upload_bytes: int = 0
+    prepare_seconds: float = 0.0
+    matcher_seconds: float = 0.0
+    mask_seconds: float = 0.0
+
+
 class LaneTokens(msgspec.Struct, frozen=True, kw_only=True):
     """What one lane gained in one round. The stop token or the tokens of a stop string are included."""
 
@@ -150,8 +174,10 @@ class LaneTokens(msgspec.Struct, frozen=True, kw_only=True):
     finish: Finish | None = None
     stop: bytes = b""  # the matched stop string
     error: str = ""
+    error_code: str = ""  # of an error that the client can understand, such as constraint_dead_end
     timings: Timings | None = None  # with the finish
-    logprobs: tuple[TokenLogprobs, ...] = ()
+    constraint: ConstraintReport | None = None  # with the finish of a request that has one
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens that were sampled
 
 
 class Tokens(Message, tag="tokens", frozen=True):

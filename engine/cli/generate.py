@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 from pydantic import ValidationError
 
 from engine.api.chat import ask_of
@@ -25,6 +26,7 @@ from engine.api.generation import Account, TextDelta, generate, prepare
 from engine.api.model import Load, load_model
 from engine.api.schemas import ChatRequest
 from engine.api.service import Service
+from engine.api.tools import NO_TOOLS
 from engine.cli.child import ENGINE, engine_config, run_folder, start_engine, stop_engine
 from engine.core.config import check_config
 from engine.exits import ConfigurationError, NInferError
@@ -39,7 +41,6 @@ SEED = 0
 
 _LATER = "is not in this version; leave it out"
 REFUSED = {
-    "--thinking-budget": "is not in this version; --max-new bounds thought and answer together",
     "--reasoning-stop": "is not in this version; --stop applies to thought and answer",
     "--stop-token-id": "is not in this version; use --stop TEXT",
     "--grammar-file": _LATER,
@@ -107,6 +108,7 @@ def _flags() -> argparse.ArgumentParser:
     source.add_argument("--messages", type=Path, metavar="FILE", help="JSON array of messages, or {messages: [...]}")
     request.add_argument("--url", help="ask a running box, for example http://127.0.0.1:8080 (key: NINFER_API_KEY)")
     request.add_argument("--max-new", type=int, default=MAX_NEW, metavar="N", help=f"longest answer [{MAX_NEW}]")
+    request.add_argument("--thinking-budget", type=int, metavar="N", help="longest thought [--max-new]")
     request.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; four at most")
     request.add_argument("--print-token-ids", action="store_true", help="print the ids of the answer on stderr")
     return flags
@@ -120,6 +122,7 @@ def _body(given: argparse.Namespace, options: Options) -> dict[str, Any]:
         raise ConfigurationError("--print-token-ids needs an engine of its own; a box returns text, not ids")
     fields: dict[str, Any] = {
         "max_tokens": given.max_new,
+        "thinking_budget": given.thinking_budget,
         "stop": given.stop or None,
         "temperature": 0 if options.greedy else options.temperature,
         "top_p": options.top_p,
@@ -199,7 +202,9 @@ async def _ask_engine(
     with run_folder() as folder:
         config = engine_config(options, artifact, folder / "engine.sock")
         check_config(config)
-        service = Service(from_options(options, artifact=artifact, socket=folder / "engine.sock"), load)
+        api = from_options(options, artifact=artifact, socket=folder / "engine.sock")
+        # One answer, and it is on the screen: nothing to report and nothing to record.
+        service = Service(msgspec.structs.replace(api, log_stats_interval_ms=0, request_log_jsonl=None), load)
         engine = await start_engine(config, folder, command)
         running = asyncio.create_task(service.run())
         try:
@@ -207,7 +212,9 @@ async def _ask_engine(
             account = Account(arrived=time.monotonic())
             output = _Output()
             model, limits = service.serving
-            prepared = await service.offload(lambda: prepare(ask_of(chat), model, limits, service.config.generation))
+            prepared = await service.offload(
+                lambda: prepare(ask_of(chat, NO_TOOLS), model, limits, service.config.generation)
+            )
             timeout = service.config.pending_timeout_ms
             async with aclosing(
                 generate(service.link, prepared, account, pending_timeout_ms=timeout, silence=service.config.keep_alive)

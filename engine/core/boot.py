@@ -14,6 +14,8 @@ from types import FrameType
 
 import torch
 
+from engine.constraint.masks import Masks
+from engine.constraint.process import Vocabulary
 from engine.core.config import EngineConfig
 from engine.core.devices import Machine, choose
 from engine.core.door import Door
@@ -68,6 +70,7 @@ def run(config: EngineConfig, open_source: OpenSource = open_artifact) -> ExitCo
             raise
         finally:
             _ignore_signals()  # the status is settled
+            boot.close()
             server.close(FLUSH_SECONDS)
     except NInferError as error:
         log.error("engine_stopped", reason=str(error), status=int(error.exit_code))
@@ -85,6 +88,12 @@ class _Boot:
     def __init__(self, config: EngineConfig, server: Server, door: Door) -> None:
         self.config, self.server, self.door = config, server, door
         self._announced = 0.0
+        self._masks: Masks | None = None
+
+    def close(self) -> None:
+        """End what was started beside this process."""
+        if self._masks is not None:
+            self._masks.stop()
 
     def start(self, open_source: OpenSource) -> Loop:
         """Every phase up to ready."""
@@ -96,6 +105,9 @@ class _Boot:
             self._check(source, machine)
             with self._memory_named():
                 runtime, ledger, sizes = self._load_and_reserve(source, machine)
+        if source.special:
+            constrained = Vocabulary(tokens=source.vocabulary, special=list(source.special), end=source.special[0])
+            self._masks = Masks(constrained, sizes.lanes)
         loop = Loop(
             runtime,
             Scheduler(PagePool(sizes.pages), StatePool(sizes.lanes), max_pending=self.config.max_pending),
@@ -104,11 +116,14 @@ class _Boot:
             disconnect=self.server.disconnect,
             prefill_chunk=self.config.prefill_chunk,
             drain_seconds=self.config.drain_seconds,
+            masks=self._masks,
         )
         self._announce("warm-up", detail=f"a chunk at the end of {sizes.max_context} tokens, then a generation")
         with self._memory_named():
             self._warm_up(loop, ledger, sizes, source)
-        intake = Intake(sizes.max_context, self.config.pending_timeout_ms / 1000, source.vocabulary)
+        intake = Intake(
+            sizes.max_context, self.config.pending_timeout_ms / 1000, source.vocabulary, self._masks is not None
+        )
         self._ready(loop, intake, ledger)
         return loop
 
@@ -226,6 +241,8 @@ class _Boot:
             )
         )
         self._announce("ready")
+        if self._masks is not None:
+            self._masks.start()  # reading a large vocabulary takes it a second or two; nobody waits for that here
         log.info("ready", lanes=config.lanes, max_context=config.max_context, kv_capacity=config.kv_capacity)
 
     @contextmanager

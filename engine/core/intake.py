@@ -7,9 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from engine.core.lane import Request
+from engine.core.lane import Constrained, Request
 from engine.core.stops import StopMatcher
-from engine.protocol import Finish, ProtocolError, Rejected, Sampling, Submit, unpack_ids
+from engine.core.thought import Thought, effective_budget
+from engine.protocol import Finish, ProtocolError, Rejected, Sampling, Submit, Thinking, unpack_ids
 from kernels.sampling import MAX_CANDIDATES
 
 MAX_LOGPROBS = 20
@@ -17,6 +18,9 @@ MAX_STOP_IDS = 256
 MAX_STOP_STRINGS = 256
 MAX_STOP_BYTES = 4096
 MAX_CHECKPOINTS = 64
+MAX_CLOSE_BYTES = 64
+MAX_WRAP_UP_TOKENS = 4096
+MAX_CONSTRAINT_BYTES = 8 * 1024**2
 
 Code = Literal["context_length", "invalid", "not_supported"]
 
@@ -46,6 +50,7 @@ class Intake:
     max_context: int
     wait_seconds: float
     vocabulary: Sequence[bytes]
+    constraints: bool = False  # whether there are masks
 
     def read(self, connection: int, submit: Submit) -> Request | Rejected:
         """The request of a `Submit`, or its refusal."""
@@ -55,7 +60,7 @@ class Intake:
             return Rejected(id=submit.id, code=refused.code, message=str(refused))
 
     def _read(self, connection: int, submit: Submit) -> Request:
-        _supported(submit)
+        self._supported(submit)
         prompt = self._prompt(submit.token_ids)
         _sampling(submit.sampling)
         _range("max_tokens", submit.max_tokens, 0, math.inf)
@@ -70,19 +75,36 @@ class Intake:
             _range("checkpoints", checkpoint, 0, len(prompt))
         left = self.max_context - len(prompt)
         finish: Finish = "length" if submit.max_tokens <= left else "context"
+        limit = min(submit.max_tokens, left)
         wait = self.wait_seconds
         return Request(
             connection=connection,
             id=submit.id,
             prompt=prompt,
             sampling=submit.sampling,
-            limit=min(submit.max_tokens, left),
+            limit=limit,
             limit_finish=finish,
             stop_ids=frozenset(submit.stop_ids),
             stops=self._stops(submit.stop_strings),
+            thought=None if submit.thinking is None else self._thought(submit.thinking, limit),
             logprobs=submit.logprobs,
+            constraint=self._constraint(submit),
             wait_seconds=wait if submit.deadline_seconds is None else min(wait, submit.deadline_seconds),
         )
+
+    def _supported(self, submit: Submit) -> None:
+        if submit.constraint is not None and not self.constraints:
+            raise RefusedError("not_supported", "constraint: this engine does not constrain output; leave it out")
+        if submit.media:
+            raise RefusedError("not_supported", f"media: this version takes text only; {len(submit.media)} were sent")
+
+    def _constraint(self, submit: Submit) -> Constrained | None:
+        if submit.constraint is None:
+            return None
+        _range("bytes of constraint", len(submit.constraint), 1, MAX_CONSTRAINT_BYTES)
+        if not submit.stop_ids:
+            raise RefusedError("invalid", "stop_ids is empty; an answer under a constraint ends with one of them")
+        return Constrained(submit.constraint, begin=None if submit.thinking is not None else 0)
 
     def _prompt(self, packed: bytes) -> list[int]:
         length = len(packed) // 4
@@ -90,33 +112,38 @@ class Intake:
             raise RefusedError(
                 "context_length", f"the prompt is {length} tokens; this engine takes at most {self.max_context}"
             )
+        return self._ids("the prompt", packed, self.max_context)
+
+    def _ids(self, name: str, packed: bytes, most: int) -> list[int]:
         try:
             ids: np.ndarray = unpack_ids(packed)
         except ProtocolError as error:
-            raise RefusedError("invalid", str(error)) from error
-        if not length:
-            raise RefusedError("invalid", "the prompt is empty; send at least one token")
+            raise RefusedError("invalid", f"{name}: {error}") from error
+        if not len(ids):
+            raise RefusedError("invalid", f"{name} is empty; send at least one token")
+        if len(ids) > most:
+            raise RefusedError("invalid", f"{name} is {len(ids)} tokens; at most {most} are taken")
         if (worst := int(ids.max())) >= len(self.vocabulary):
             raise RefusedError("invalid", f"token id {worst} is not below {len(self.vocabulary)}, the number of tokens")
         found: list[int] = ids.tolist()
         return found
+
+    def _thought(self, thinking: Thinking, limit: int) -> Thought:
+        _range("bytes of thinking.close", len(thinking.close), 1, MAX_CLOSE_BYTES)
+        if thinking.budget is None:
+            return Thought(thinking.close, self.vocabulary)
+        _range("thinking.budget", thinking.budget, 1, math.inf)
+        wrap_up = self._ids("thinking.wrap_up", thinking.wrap_up, MAX_WRAP_UP_TOKENS)
+        if thinking.close not in b"".join(self.vocabulary[token] for token in wrap_up):
+            raise RefusedError("invalid", f"thinking.wrap_up does not hold thinking.close, {thinking.close!r}")
+        budget = effective_budget(thinking.budget, limit, len(wrap_up))
+        return Thought(thinking.close, self.vocabulary, budget=budget, wrap_up=wrap_up)
 
     def _stops(self, strings: Sequence[bytes]) -> StopMatcher | None:
         _range("number of stop_strings", len(strings), 0, MAX_STOP_STRINGS)
         for string in strings:
             _range("bytes of a stop string", len(string), 1, MAX_STOP_BYTES)
         return StopMatcher(strings, self.vocabulary) if strings else None
-
-
-def _supported(submit: Submit) -> None:
-    if submit.constraint is not None:
-        raise RefusedError("not_supported", "constraint: this version does not constrain output; leave it out")
-    if submit.media:
-        raise RefusedError("not_supported", f"media: this version takes text only; {len(submit.media)} were sent")
-    if submit.thinking_budget is not None:
-        raise RefusedError(
-            "not_supported", f"thinking_budget: {submit.thinking_budget} was sent; this version has none, leave it out"
-        )
 
 
 def _sampling(sampling: Sampling) -> None:

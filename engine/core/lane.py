@@ -4,11 +4,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.core.stops import StopMatcher
+from engine.core.thought import Thought
 from engine.memory import PageAccount
 from engine.protocol import Finish, Sampling, Timings
 from engine.rounds.model import Span
 
 Key = tuple[int, int]  # connection, request id
+
+
+@dataclass(slots=True)
+class Constrained:
+    """A request's constraint: the grammar, and from where on the answer must follow it.
+
+    `begin` is an index in `generated`, None while the thought is open; `rest` is text before it that counts too.
+    """
+
+    grammar: bytes
+    begin: int | None
+    rest: bytes = b""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -23,7 +36,9 @@ class Request:
     limit_finish: Finish  # which bound that is: length, or context
     stop_ids: frozenset[int] = frozenset()
     stops: StopMatcher | None = None
+    thought: Thought | None = None  # the prompt ends inside one
     logprobs: int = 0
+    constraint: Constrained | None = None
     wait_seconds: float  # longest wait for a lane
     generated: list[int] = field(default_factory=list)
     ticket: int = -1  # order of admission; a pause keeps it
@@ -40,7 +55,8 @@ class Request:
     def target(self) -> int:
         """Tokens that must be in the cache before the next one is sampled by a round.
 
-        After a pause that includes what had been generated, but for the newest token, which the round itself runs.
+        After a pause that includes what had been generated, and always what was inserted, but for the newest token,
+        which the round itself runs.
         """
         return len(self.prompt) + max(0, len(self.generated) - 1)
 
@@ -49,8 +65,11 @@ class Request:
         """Columns ever written: the last sampled token is never run."""
         return len(self.prompt) + max(0, self.limit - 1)
 
-    def finish(self, token: int) -> tuple[Finish | None, bytes]:
-        """Whether `token`, just appended, ends the answer, and the stop string it completed."""
+    def append(self, token: int) -> tuple[Finish | None, bytes]:
+        """Add `token` to the answer: whether it ends it, and the stop string that it completed."""
+        self.generated.append(token)
+        if self.thought is not None:
+            self.thought.push(token)
         if token in self.stop_ids:
             return "stop_id", b""
         if self.stops is not None and (stop := self.stops.push(token)) is not None:

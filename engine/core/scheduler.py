@@ -14,7 +14,7 @@ oldest.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from engine.core.lane import Key, Lane, Request
 from engine.memory import PagePool, StatePool, pages_for
@@ -77,13 +77,19 @@ class Scheduler:
     def round(self) -> list[Lane]:
         """The lanes of the next round, each with a page for its next column. May pause lanes; see `paused`."""
         for lane in list(self.lanes):
-            while lane in self.lanes and not lane.prefilling and not lane.account.cover(lane.frontier + 1):
-                self._pause(self.lanes[-1])
+            if lane in self.lanes and not lane.prefilling:
+                self.cover(lane, lane.frontier + 1)
         return [lane for lane in self.lanes if not lane.prefilling]
 
-    def next_prefill(self) -> Lane | None:
-        """The lane whose chunk is next: they take turns in ticket order."""
-        prefilling = [lane for lane in self.lanes if lane.prefilling]
+    def cover(self, lane: Lane, columns: int) -> bool:
+        """Lease pages for `columns` of a lane. May pause lanes, this one too; False if it did."""
+        while lane in self.lanes and not lane.account.cover(columns):
+            self._pause(self.lanes[-1])
+        return lane in self.lanes
+
+    def next_prefill(self, held: Callable[[Lane], bool] = lambda _: False) -> Lane | None:
+        """The lane whose chunk is next, of those not `held`: they take turns in ticket order."""
+        prefilling = [lane for lane in self.lanes if lane.prefilling and not held(lane)]
         if not prefilling:
             return None
         lane = next((lane for lane in prefilling if lane.request.ticket > self._last_prefill), prefilling[0])

@@ -11,7 +11,7 @@ import torch
 
 from engine.artifact import Artifact
 from engine.artifact.config import TextConfig
-from engine.artifact.vocabulary import TOKENIZER, TOKENIZER_CONFIG, token_bytes
+from engine.artifact.vocabulary import TOKENIZER, TOKENIZER_CONFIG, parse_vocabulary
 from engine.exits import ArtifactError
 from engine.model import TextModel
 from engine.rounds import Model
@@ -30,6 +30,7 @@ class ModelSource:
     config: TextConfig
     vocabulary: list[bytes]
     load: Callable[[torch.device, torch.dtype, Progress], Model]
+    special: tuple[int, ...] = ()  # ids that are never text; without one, answers cannot be constrained
 
 
 OpenSource = Callable[[Path], AbstractContextManager[ModelSource]]
@@ -44,7 +45,8 @@ def open_artifact(path: Path) -> Iterator[ModelSource]:
     """
     with Artifact.open(path) as artifact:
         config = artifact.text_config
-        vocabulary = token_bytes(artifact.resource("text", TOKENIZER), artifact.resource("text", TOKENIZER_CONFIG))
+        parsed = parse_vocabulary(artifact.resource("text", TOKENIZER), artifact.resource("text", TOKENIZER_CONFIG))
+        vocabulary = parsed.tokens
         if len(vocabulary) > config.vocab_size:
             raise ArtifactError(f"{path}: {len(vocabulary)} tokens, but the text stack has {config.vocab_size} rows")
 
@@ -62,6 +64,7 @@ def open_artifact(path: Path) -> Iterator[ModelSource]:
             config=config,
             vocabulary=vocabulary,
             load=load,
+            special=tuple(token.id for token in parsed.added if token.special),
         )
 
 

@@ -1,12 +1,15 @@
 """What sampling remembers between rounds: how often each lane generated each id."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.protocol import Sampling, TokenLogprobs
-from kernels.sampling import SamplingRows, log_probabilities, sample
+from kernels.sampling import SamplingRows, allow, log_probabilities, sample
 
 
 class NotFiniteError(Exception):
@@ -15,13 +18,20 @@ class NotFiniteError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What to sample for one lane: `position` is the index of the new token in its sequence."""
+    """What to sample for one lane: `position` is the index of the new token in its sequence.
+
+    `mask()` gives the int32 words of `kernels.sampling.allow` for this row. It is called once, after the forward pass,
+    so that the mask may be computed meanwhile; an exception that it raises is the row's result. `forbidden` ids cannot
+    come, whatever the mask says.
+    """
 
     slot: int
     position: int
     purpose: int
     sampling: Sampling
     logprobs: int = 0
+    mask: "Callable[[], np.ndarray[Any, np.dtype[np.int32]]] | None" = None
+    forbidden: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +50,27 @@ class Sampler:
 
     def start(self, slot: int, generated: list[int]) -> None:
         """A request takes `slot`; `generated` is what it had produced before it was paused."""
-        row = self.counts[slot]
-        row.zero_()
-        if generated:
-            ids = torch.tensor(generated, dtype=torch.int64, device=row.device)
-            row.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+        self.counts[slot].zero_()
+        self.count(slot, generated)
 
-    def draw(self, logits: Tensor, draws: list[Draw]) -> list[Drawn | NotFiniteError]:
-        """Sample one token for each row of `logits` `[n, V]` and count it. A row that is not finite is an error."""
+    def count(self, slot: int, generated: list[int]) -> None:
+        """Count tokens that were not drawn here."""
+        if generated:
+            ids = torch.tensor(generated, dtype=torch.int64, device=self.counts.device)
+            self.counts[slot].index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+
+    def draw(self, logits: Tensor, draws: list[Draw]) -> list[Drawn | Exception]:
+        """Sample one token for each row of `logits` `[n, V]` and count it.
+
+        A row that is not finite, or whose mask cannot be had, is an error of that row alone.
+        """
         device = logits.device
         slots = torch.tensor([draw.slot for draw in draws], device=device)
         finite = torch.isfinite(logits).all(-1)
         logits = torch.where(finite[:, None], logits, 0.0)
+        masked, failures = _masked(logits, draws)
         tokens = sample(
-            logits,
+            masked,
             self.counts[slots],
             _rows([draw.sampling for draw in draws], device),
             torch.tensor([draw.position for draw in draws], device=device),
@@ -61,10 +78,34 @@ class Sampler:
         )
         self.counts.index_put_((slots, tokens), torch.ones_like(tokens, dtype=torch.int32), accumulate=True)
         logprobs = _logprobs(logits, tokens, [draw.logprobs for draw in draws])
-        return [
-            Drawn(token, row) if good else NotFiniteError("the model gave logits that are not finite")
-            for token, row, good in zip(tokens.tolist(), logprobs, finite.tolist(), strict=True)
-        ]
+        for row, good in enumerate(finite.tolist()):
+            if not good:
+                failures[row] = NotFiniteError("the model gave logits that are not finite")
+        drawn = zip(tokens.tolist(), logprobs, strict=True)
+        return [failures.get(row) or Drawn(token, found) for row, (token, found) in enumerate(drawn)]
+
+
+def _masked(logits: Tensor, draws: list[Draw]) -> tuple[Tensor, dict[int, Exception]]:
+    """The logits that may be sampled from, and the rows whose mask could not be had (they keep all)."""
+    failures: dict[int, Exception] = {}
+    rows: list[int] = []
+    words: list[np.ndarray[Any, np.dtype[np.int32]]] = []
+    for row, draw in enumerate(draws):
+        if draw.mask is not None:
+            try:
+                words.append(draw.mask())
+                rows.append(row)
+            except Exception as error:
+                failures[row] = error
+    if not rows and not any(draw.forbidden for draw in draws):
+        return logits, failures
+    masked = logits.clone()
+    if rows:
+        masked[rows] = allow(logits[rows], torch.from_numpy(np.stack(words)).to(logits.device))
+    for row, draw in enumerate(draws):
+        if draw.forbidden:
+            masked[row, list(draw.forbidden)] = float("-inf")
+    return masked, failures
 
 
 def _rows(sampling: list[Sampling], device: torch.device) -> SamplingRows:

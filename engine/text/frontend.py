@@ -8,7 +8,7 @@ from engine.artifact.vocabulary import TOKENIZER, TOKENIZER_CONFIG, AddedToken, 
 from engine.exits import ArtifactError, ConfigurationError
 from engine.text.errors import PromptError
 from engine.text.guard import Guard
-from engine.text.reasoning import THINK_CLOSE, THINK_OPEN
+from engine.text.reasoning import AFTER_THOUGHT, THINK_CLOSE, THINK_OPEN, WRAP_UP
 from engine.text.stream import Output
 from engine.text.template import TEMPLATE, ChatTemplate, Limits
 from engine.text.template_options import TemplateOptions, resolve_options
@@ -130,6 +130,14 @@ class Frontend:
     def encode(self, text: str) -> list[int]:
         """Ids of plain text; spellings of control tokens stay ordinary text."""
         return self._tokenizer.encode(text)
+
+    def wrap_up(self, *, after: bool = True) -> list[int]:
+        """What ends a thought that has used up its budget, its closing mark included.
+
+        `after`: with the blank line that stands before an answer; the reader of the answer drops it.
+        """
+        text = WRAP_UP + THINK_CLOSE + (AFTER_THOUGHT if after else "")
+        return self._tokenizer.encode_template(text, lambda ordinary: ordinary)
 
     def output(self, thinking: bool, stop_strings: Sequence[str] = ()) -> Output:
         """A reader for the answer to a prompt whose `thinking` is given. Raises ValueError: an empty stop string."""

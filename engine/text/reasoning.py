@@ -9,6 +9,13 @@ Channel = Literal["reasoning", "content"]
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
 
+# Qwen's own words for a thought that has used up its budget (spec/model.md, open question 2), and what the model writes
+# between a thought and an answer.
+WRAP_UP = (
+    "\n\nConsidering the limited time by the user, I have to give the solution based on the thinking directly now.\n"
+)
+AFTER_THOUGHT = "\n\n"
+
 
 class ChannelSplitter:
     """Text before the first `</think>` is reasoning, if the prompt left a think block open; the rest is content.

@@ -72,11 +72,20 @@ def best(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return torch.gather(logits, -1, found), found
 
 
+def allow(logits: Tensor, words: Tensor) -> Tensor:
+    """`logits` `[n, V]` with minus infinity where the id's bit is not set.
+
+    `words` int32 `[n, ceil(V / 32)]`: bit `i % 32` of word `i // 32` belongs to id `i`. At least one bit must be set.
+    """
+    bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
+    return logits.masked_fill(bits.flatten(1)[:, : logits.shape[-1]] == 0, float("-inf"))
+
+
 def sample(logits: Tensor, counts: Tensor, rows: SamplingRows, position: Tensor, purpose: Tensor) -> Tensor:
     """One token id a row, int64 `[n]`.
 
-    `logits` `[n, V]` finite; `counts` int32 `[n, V]`; `position` int64 `[n]` is the index of the new token in its
-    sequence; `purpose` int64 `[n]`.
+    `logits` `[n, V]` finite, or minus infinity for ids that must not come (not all of a row); `counts` int32 `[n, V]`;
+    `position` int64 `[n]` is the index of the new token in its sequence; `purpose` int64 `[n]`.
     """
     values, ids = best(penalise(logits, counts, rows.presence_penalty, rows.frequency_penalty), MAX_CANDIDATES)
     values = values.to(torch.float64)

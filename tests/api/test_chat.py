@@ -1,6 +1,7 @@
 """Chat Completions against the scripted engine: whole and streamed (spec/serving.md §6, §7)."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -258,3 +259,36 @@ def test_the_openai_client(box: Box) -> None:
             client.chat.completions.create(model="nano", messages=failing, stream=True) as broken,
         ):
             list(broken)
+
+
+def test_a_thinking_budget_reaches_the_engine_with_the_words_that_end_the_thought(box: Box) -> None:
+    words = "Considering the limited time by the user, I have to give the solution based on the thinking directly now."
+    told = f"\n\n{words}\n"
+    box.chat({"text": "x"}, thinking_budget=7, **THINK)
+    assert box.seen("submit")[-1]["thinking"] == ["</think>", 7, told + "</think>\n\n"]
+    box.chat({"text": "x"}, **THINK)
+    assert box.seen("submit")[-1]["thinking"] is None
+    box.chat({"text": "x"}, thinking_budget=7)  # it does not think: no error either
+    assert box.seen("submit")[-1]["thinking"] is None
+    whole = box.chat({"text": f"a b{told}</think>\n\nso"}, thinking_budget=2, **THINK).json
+    message = whole["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == (f"a b{told}", "so")
+
+
+def test_a_default_thinking_budget() -> None:
+    from engine.api.chat import ask_of
+    from engine.api.config import GenerationDefaults
+    from engine.api.generation import prepare
+    from engine.api.schemas import ChatRequest
+    from engine.protocol import Limits
+    from tests.api.nano import load
+
+    model = load(Path(__file__), None)
+    limits = Limits(max_context=1000, kv_capacity=1000, lanes=1, max_pending=1, token_count=model.frontend.token_count)
+
+    def budget(**fields: Any) -> int | None:
+        ask = ask_of(ChatRequest.model_validate(chat_body(None, **fields)))
+        thought = prepare(ask, model, limits, GenerationDefaults(default_thinking_budget=9)).thought
+        return None if thought is None else thought.budget
+
+    assert (budget(), budget(**THINK), budget(thinking_budget=4, **THINK)) == (None, 9, 4)

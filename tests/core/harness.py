@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from engine.constraint.masks import Masks
 from engine.core.intake import Intake
 from engine.core.lane import Request
 from engine.core.loop import Arrived, Asked, Closed, Loop
@@ -94,6 +95,7 @@ class Harness:
     columns_together: bool = False
     prefill_chunk: int = 128
     vocabulary: Sequence[bytes] = field(default_factory=lambda: TINY_VOCABULARY)
+    masks: Masks | None = None
     now: float = 1000.0
     answers: dict[tuple[int, int], Answer] = field(default_factory=lambda: defaultdict(Answer))
     sent: list[tuple[int, EngineMessage]] = field(default_factory=list)
@@ -118,10 +120,11 @@ class Harness:
             disconnect=self.close,
             prefill_chunk=self.prefill_chunk,
             drain_seconds=20,
+            masks=self.masks,
             clock=lambda: self.now,
         )
         self.scheduler = self.loop.scheduler
-        self.intake = Intake(self.max_context, 600, self.vocabulary)
+        self.intake = Intake(self.max_context, 600, self.vocabulary, self.masks is not None)
 
     def submit(self, message: Submit, connection: int = 1) -> Answer:
         """Put a request in the inbox, as the door does."""

@@ -6,7 +6,7 @@ import pytest
 
 from engine.core.intake import Intake
 from engine.core.lane import Request
-from engine.protocol import Media, Rejected, pack_ids
+from engine.protocol import Media, Rejected, Thinking, pack_ids
 from tests.core.harness import TINY_VOCABULARY, submit
 
 INTAKE = Intake(100, 60, TINY_VOCABULARY)
@@ -33,7 +33,12 @@ INTAKE = Intake(100, 60, TINY_VOCABULARY)
         ({"stop_strings": (b"x" * 5000,)}, "invalid", ["stop string is 5000"]),
         ({"stop_strings": (b"x",) * 257}, "invalid", ["number of stop_strings is 257"]),
         ({"checkpoints": (4,)}, "invalid", ["checkpoints is 4", "at most 3"]),
-        ({"thinking_budget": 5}, "not_supported", ["thinking_budget", "5"]),
+        ({"thinking": Thinking(close=b"")}, "invalid", ["thinking.close is 0"]),
+        ({"thinking": Thinking(close=b"b", budget=0)}, "invalid", ["thinking.budget is 0"]),
+        ({"thinking": Thinking(close=b"b", budget=1)}, "invalid", ["thinking.wrap_up is empty"]),
+        ({"thinking": Thinking(close=b"b", budget=1, wrap_up=b"x")}, "invalid", ["thinking.wrap_up", "1 bytes"]),
+        ({"thinking": Thinking(close=b"b", budget=1, wrap_up=pack_ids([64]))}, "invalid", ["token id 64"]),
+        ({"thinking": Thinking(close=b"b", budget=1, wrap_up=pack_ids([0]))}, "invalid", ["does not hold", "b'b'"]),
         ({"constraint": b""}, "not_supported", ["constraint"]),
         ({"media": (Media(digest=b"", kind="image", shape=(1,), begin=0),)}, "not_supported", ["media"]),
     ],

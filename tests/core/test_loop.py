@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.loop import STEP_FAILED, STOPPED, Arrived, Asked, Broken, Drain, LoopError
-from engine.protocol import AskStatistics, Sampling, Statistics, Submit, Tokens, pack_ids
+from engine.protocol import AskStatistics, Sampling, Statistics, Submit, Thinking, Tokens, pack_ids
 from tests.core.harness import Harness, submit
 from tests.rounds.fake_model import FakeModel
 
@@ -349,7 +349,10 @@ ANYTHING = st.builds(
     stop_ids=st.lists(NUMBERS, max_size=2).map(tuple),
     stop_strings=st.lists(st.binary(max_size=3), max_size=3).map(tuple),
     logprobs=NUMBERS,
-    thinking_budget=st.none() | st.none() | NUMBERS,
+    thinking=st.none()
+    | st.builds(
+        Thinking, close=st.binary(max_size=2), budget=st.none() | NUMBERS, wrap_up=st.just(pack_ids([0, 1, 2]))
+    ),
     deadline_seconds=st.none() | REALS,
     checkpoints=st.lists(NUMBERS, max_size=2).map(tuple),
     constraint=st.none() | st.none() | st.binary(max_size=2),
