@@ -10,6 +10,7 @@ from typing import Any
 
 from downloader.catalog import DEFAULT_CATALOG, Pin, find, read_catalog
 from downloader.errors import CatalogError
+from downloader.signature import POLICIES, Policy
 from engine.exits import ConfigurationError
 from engine.options import Options, Resolved, resolve, rows_of
 
@@ -92,7 +93,7 @@ def from_resolved(resolved: Resolved) -> Settings:
     home = options.home.absolute()
     models = (options.model_dir or home / "models").absolute()
     catalog = (options.catalog or default_catalog()).absolute()
-    artifact, name, pin = _artifact(options.model, models, catalog)
+    artifact, name, pin = _artifact(options, models, catalog)
     return Settings(
         resolved=resolved,
         home=home,
@@ -111,6 +112,16 @@ def from_resolved(resolved: Resolved) -> Settings:
 def default_catalog() -> Path:
     """The catalog that came with the program."""
     return DEFAULT_CATALOG if DEFAULT_CATALOG.exists() else etc_file("models.toml")
+
+
+def catalog_keys(options: Options) -> Path:
+    """The folder of public keys that may sign a catalog."""
+    return (options.catalog_keys or default_catalog().parent / "keys").absolute()
+
+
+def catalog_policy(options: Options) -> Policy:
+    """What to do about a catalog that no trusted key signed."""
+    return next(policy for policy in POLICIES if policy == options.catalog_policy)
 
 
 def etc_file(name: str) -> Path:
@@ -154,14 +165,16 @@ def _only(environ: Mapping[str, str], name: str) -> dict[str, str]:
     return {row.env: environ[row.env]} if row.env in environ else {}
 
 
-def _artifact(model: str, models: Path, catalog: Path) -> tuple[Path, str, Pin | None]:
+def _artifact(options: Options, models: Path, catalog: Path) -> tuple[Path, str, Pin | None]:
+    model = options.model
     if "/" in model or model.endswith(".ninfer"):
         path = Path(model).expanduser().absolute()
         if not path.is_file():
             raise ConfigurationError(f"--model {model}: no such file; a catalog name or the path of an artifact works")
         return path, path.stem, None
     try:
-        pin = find(read_catalog(catalog), model)
+        # `fetch` prints what a policy of warn has to say; here only enforce matters.
+        pin = find(read_catalog(catalog, policy=catalog_policy(options), keys=catalog_keys(options)), model)
     except CatalogError as error:
         raise ConfigurationError(f"--model {model}: {error}") from error
     return pin.path or models / pin.file, pin.name, pin

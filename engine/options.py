@@ -256,6 +256,22 @@ class Options:
     catalog: Path | None = option(
         "--catalog", _path, None, "pins used instead of etc/models.toml", section="box", commands=BOX
     )
+    catalog_policy: str = option(
+        "--catalog-policy", _choice("off", "warn", "enforce"), "warn",
+        "what to do unless a trusted key signed the catalog", section="box", commands=BOX,
+    )  # fmt: skip
+    catalog_keys: Path | None = option(
+        "--catalog-keys", _path, None, "folder of trusted public keys, *.pub (default: etc/keys)",
+        section="box", commands=BOX,
+    )  # fmt: skip
+    sources: str | None = option(
+        "--sources", _text, None,
+        "where artifacts are looked for before the hub, separated by spaces: folders, http://BOX:8090",
+        section="box", commands=BOX,
+    )  # fmt: skip
+    offline: bool = option(
+        "--offline", _switch, False, "fetch only from folders and boxes on this network", section="box", commands=BOX
+    )
     fallback: bool = option(
         "--fallback", _switch, True, "step down lanes and rungs of defaulted sizes until the plan fits",
         section="box", commands=BOX,

@@ -1,5 +1,6 @@
 """Settings: which source wins, which paths follow, what is handed to other processes."""
 
+import sys
 from pathlib import Path
 
 import msgspec
@@ -8,7 +9,8 @@ import pytest
 from appliance.controller import engine_config, proof_key
 from appliance.controller_config import ControllerConfig
 from appliance.run_folder import RunFiles
-from appliance.settings import Settings, from_text, load_settings, settings_lines, values_as_text
+from appliance.settings import Settings, default_catalog, from_text, load_settings, settings_lines, values_as_text
+from appliance.supervisor import default_programs
 from appliance.up import api_config
 from engine.api.config import ApiConfig, from_options
 from engine.core.config import read_config
@@ -62,6 +64,27 @@ def test_a_catalog_name_becomes_a_file_in_the_model_folder(tmp_path: Path) -> No
     assert found.fetch
     with pytest.raises(ConfigurationError, match=r"--model huge: unknown model 'huge'; the catalog has tiny"):
         load_settings({**flags, "model": "huge"}, {})
+
+
+def test_what_is_said_about_fetching_reaches_the_program_that_fetches(tmp_path: Path) -> None:
+    flags = {"home": str(tmp_path), "model": "nano", "sources": "/media/usb http://10.0.0.7:8090", "offline": "on"}
+    found = load_settings({**flags, "catalog_policy": "off"}, {})
+    command = default_programs(found, RunFiles(tmp_path)).fetch
+    said = " ".join(command)
+    assert command[:4] == [sys.executable, "-m", "downloader", "nano"]
+    assert "--from /media/usb --from http://10.0.0.7:8090 --offline" in said
+    assert f"--catalog-policy off --catalog-keys {default_catalog().parent / 'keys'}" in said
+
+
+def test_a_box_that_enforces_signatures_does_not_start_from_an_unsigned_catalog(tmp_path: Path) -> None:
+    flags = {"home": str(tmp_path), "model": "nano", "catalog_policy": "enforce", "catalog_keys": str(tmp_path)}
+    with pytest.raises(ConfigurationError, match=r"--model nano: catalog .* is not signed.*as NAME.pub"):
+        load_settings(flags, {})
+
+
+def test_what_is_not_pinned_is_served_only_by_its_path(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"is not pinned.*a path to qwen3_6_35b_a3b-main.ninfer"):
+        load_settings({"home": str(tmp_path), "model": "qwen36-35b-v2"}, {})
 
 
 def test_what_is_wrong_is_named(tmp_path: Path, artifact: Path) -> None:
