@@ -77,12 +77,20 @@ class Box:
         with self.api_log.open("ab") as log:
             self.api = subprocess.Popen([sys.executable, "-m", "tests.api.server_process", file], cwd=ROOT, stderr=log)
 
-    def start_engine(self, *, lanes: int = 2, pending: int = 2, context: int = 2048, waits: bool = False) -> None:
+    def start_engine(
+        self,
+        *,
+        lanes: int = 2,
+        pending: int = 2,
+        context: int = 2048,
+        waits: bool = False,
+        module: str = "tests.api.scripted_engine",
+    ) -> None:
         config = EngineConfig(artifact=self.artifact, socket=self.socket, lanes=lanes, max_pending=pending,
                               max_context=context, kv_capacity=context)  # fmt: skip
         file = self.folder / "engine.json"
         file.write_bytes(msgspec.json.encode(config, enc_hook=str))
-        command = [sys.executable, "-m", "tests.api.scripted_engine", "--config", str(file), *(["--wait"] * waits)]
+        command = [sys.executable, "-m", module, "--config", str(file), *(["--wait"] * waits)]
         if self.engine is not None:
             self.engine.wait()
         with self.engine_log.open("ab") as log:
