@@ -30,13 +30,22 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Said:
+    """The answer that a client prints, and the tokens that it says were used for it."""
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
 class Program:
-    """How one client is called. `arguments` are given the prompt; `said` finds the answer in what it prints."""
+    """How one client is called. `arguments` are given the prompt; `said` reads what it prints."""
 
     name: str
-    arguments: Callable[[Place, str], list[str]]
+    arguments: Callable[[str], list[str]]
     environment: Callable[[Place], dict[str, str]]
-    said: Callable[[str], str]
+    said: Callable[[str], Said]
     prepare: Callable[[Place], None] = lambda _: None
 
     def run(self, place: Place, prompt: str) -> subprocess.CompletedProcess[str]:
@@ -47,8 +56,9 @@ class Program:
         place.work.mkdir()
         self.prepare(place)
         system = {"HOME": str(place.home), "PATH": f"{folder}:/usr/bin:/bin", "TERM": "xterm", "LANG": "C.UTF-8"}
+        name, *arguments = self.arguments(prompt)
         return subprocess.run(
-            [str(folder / self.arguments(place, prompt)[0]), *self.arguments(place, prompt)[1:]],
+            [str(folder / name), *arguments],
             cwd=place.work,
             env=system | self.environment(place),
             stdin=subprocess.DEVNULL,
@@ -64,20 +74,22 @@ def _claude_code_environment(place: Place) -> dict[str, str]:
     return {
         "ANTHROPIC_BASE_URL": place.url,
         "ANTHROPIC_AUTH_TOKEN": "none",
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(place.context),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
     } | dict.fromkeys(models, MODEL)
 
 
-def _claude_code_said(printed: str) -> str:
+def _claude_code_said(printed: str) -> Said:
     result = json.loads(printed)
     assert result["is_error"] is False
-    return str(result["result"])
+    used = result["usage"]
+    return Said(result["result"], used["input_tokens"] + used["cache_read_input_tokens"], used["output_tokens"])
 
 
 CLAUDE_CODE = Program(
     "claude-code",
-    lambda _, prompt: ["claude", "-p", prompt, "--output-format", "json", "--permission-mode", "acceptEdits"],
+    lambda prompt: ["claude", "-p", prompt, "--output-format", "json", "--permission-mode", "acceptEdits"],
     _claude_code_environment,
     _claude_code_said,
 )
@@ -101,17 +113,19 @@ env_key = "NINFER_API_KEY"
     )
 
 
-def _codex_said(printed: str) -> str:
+def _codex_said(printed: str) -> Said:
     events = [json.loads(line) for line in printed.splitlines()]
     assert all(event["type"] not in ("error", "turn.failed") for event in events), printed
     items = [event["item"] for event in events if event["type"] == "item.completed"]
-    return str([item["text"] for item in items if item["type"] == "agent_message"][-1])
+    texts = [item["text"] for item in items if item["type"] == "agent_message"]
+    used = events[-1]["usage"]
+    return Said(texts[-1], used["input_tokens"], used["output_tokens"])
 
 
 # Its sandbox needs user namespaces, which a container often lacks; here the temporary folder is all there is to harm.
 CODEX = Program(
     "codex",
-    lambda _, prompt: [
+    lambda prompt: [
         "codex", "exec", "--json", "--ephemeral", "--skip-git-repo-check",
         "--dangerously-bypass-approvals-and-sandbox", prompt,
     ],
@@ -121,15 +135,15 @@ CODEX = Program(
 )  # fmt: skip
 
 
-def _qwen_code_said(printed: str) -> str:
+def _qwen_code_said(printed: str) -> Said:
     result = json.loads(printed)[-1]
     assert (result["type"], result["is_error"]) == ("result", False)
-    return str(result["result"])
+    return Said(result["result"], result["usage"]["input_tokens"], result["usage"]["output_tokens"])
 
 
 QWEN_CODE = Program(
     "qwen-code",
-    lambda _, prompt: ["qwen", "--auth-type", "openai", "--yolo", "--output-format", "json", prompt],
+    lambda prompt: ["qwen", "--auth-type", "openai", "--yolo", "--output-format", "json", prompt],
     lambda place: {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": f"{place.url}/v1", "OPENAI_MODEL": MODEL},
     _qwen_code_said,
 )
@@ -148,15 +162,18 @@ def _opencode_configure(place: Place) -> None:
     (place.work / "opencode.json").write_text(json.dumps({"provider": {"ninfer": provider}} | settings))
 
 
-def _opencode_said(printed: str) -> str:
+def _opencode_said(printed: str) -> Said:
     events = [json.loads(line) for line in printed.splitlines()]
     assert all(event["type"] != "error" for event in events), printed
-    return "".join(event["part"]["text"] for event in events if event["type"] == "text")
+    texts = [event["part"]["text"] for event in events if event["type"] == "text"]
+    used = [event["part"]["tokens"] for event in events if event["type"] == "step_finish"]
+    prompt = sum(one["input"] + one["cache"]["read"] for one in used)
+    return Said(texts[-1], prompt, sum(one["output"] + one["reasoning"] for one in used))
 
 
 OPENCODE = Program(
     "opencode",
-    lambda _, prompt: ["opencode", "run", "--format", "json", prompt],
+    lambda prompt: ["opencode", "run", "--format", "json", prompt],
     lambda _: {"OPENCODE_DISABLE_MODELS_FETCH": "1"},
     _opencode_said,
     _opencode_configure,
