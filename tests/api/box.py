@@ -70,12 +70,14 @@ class Box:
         self.engine_log = folder / "engine.log"
         self.api_log = folder / "api.log"
 
-    def start_api(self) -> None:
+    def start_api(self, *arguments: str) -> None:
         self.artifact.touch()
         file = self.folder / "api.json"
         file.write_bytes(msgspec.json.encode(self.config))
         with self.api_log.open("ab") as log:
-            self.api = subprocess.Popen([sys.executable, "-m", "tests.api.server_process", file], cwd=ROOT, stderr=log)
+            self.api = subprocess.Popen(
+                [sys.executable, "-m", "tests.api.server_process", file, *arguments], cwd=ROOT, stderr=log
+            )
 
     def start_engine(
         self,

@@ -168,7 +168,7 @@ def _opencode_said(printed: str) -> Said:
     texts = [event["part"]["text"] for event in events if event["type"] == "text"]
     used = [event["part"]["tokens"] for event in events if event["type"] == "step_finish"]
     prompt = sum(one["input"] + one["cache"]["read"] for one in used)
-    return Said(texts[-1], prompt, sum(one["output"] + one["reasoning"] for one in used))
+    return Said("".join(texts[-1:]), prompt, sum(one["output"] + one["reasoning"] for one in used))
 
 
 OPENCODE = Program(

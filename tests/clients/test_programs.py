@@ -1,6 +1,7 @@
 """The real command-line clients, one-shot, against the real API: a completion, and a file written by a tool call."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def run(box: Box, program: Program, folder: Path, prompt: str) -> tuple[str, lis
     assert said.prompt_tokens == sum(one["prompt_tokens"] for one in results)
     assert said.completion_tokens == sum(one["completion_tokens"] for one in results)
     sizes = [one["prompt_tokens"] for one in results]
-    print(f"{program.name}: {len(ended)} requests, prompts of {sizes} tokens")
+    sys.stdout.write(f"{program.name}: {len(ended)} requests, prompts of {sizes} tokens\n")
     return said.text, [seen["done"] for seen in box.seen("answer")[before:]]
 
 

@@ -109,11 +109,14 @@ async def main(port: int, seconds: float) -> None:
     load = Load(port, seconds)
     begun = time.monotonic()
     limits = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=limits) as session, aiohttp.ClientSession() as own:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(load.watch(own))
-            for caller in range(CALLERS):
-                group.create_task(load.call(session, "messages" if caller % 2 else "chat"))
+    async with (
+        aiohttp.ClientSession(connector=limits) as session,
+        aiohttp.ClientSession() as own,
+        asyncio.TaskGroup() as group,
+    ):
+        group.create_task(load.watch(own))
+        for caller in range(CALLERS):
+            group.create_task(load.call(session, "messages" if caller % 2 else "chat"))
     after = [await ask(*one) for one in idle]
     for _, writer in idle:
         writer.close()
