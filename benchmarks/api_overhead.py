@@ -12,7 +12,6 @@ All processes are on one machine and share its monotonic clock.
 
 import argparse
 import asyncio
-import itertools
 import json
 import os
 import platform
