@@ -314,7 +314,8 @@ def box_status(status: int) -> int:
 def describe(status: int, said: str = "") -> str:
     """An exit status in words, with the last words of the program."""
     meaning = _meaning(status)
-    return f"{meaning}: {said[:LONGEST_WORDS]}" if said else meaning
+    # Who is killed by a signal does not say why in its last line.
+    return f"{meaning}: {said[:LONGEST_WORDS]}" if said and status >= 0 else meaning
 
 
 def _meaning(status: int) -> str:

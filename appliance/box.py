@@ -187,9 +187,6 @@ class Box:
         if count:
             log.warning("leftovers_ended", count=count)
         self._reap()
-        files = self._files
-        for file in (files.supervisor_socket, files.supervisor_key, files.engine_socket, files.api_keys):
-            file.unlink(missing_ok=True)
 
     def _conclude(self) -> int:
         self._look()

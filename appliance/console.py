@@ -134,15 +134,17 @@ def describe_state(state: State) -> str:
 
 
 def invitation(settings: Settings) -> list[str]:
-    """What to type once the box is ready: the address, and one request that streams."""
+    """What to know once the box is ready: the address, the catalog's note, and one request that streams."""
     body = {
         "model": settings.public_name,
         "stream": True,
+        "max_tokens": 200,
         "messages": [{"role": "user", "content": "Hello"}],
     }
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.options.api_key else ""
     request = f"-H 'Content-Type: application/json'{key} -d {shlex.quote(json.dumps(body))}"
-    return [f"ready at {settings.url}", f"try: curl -N {settings.url}/v1/chat/completions {request}"]
+    note = [f"note: {settings.note}"] if settings.note else []
+    return [f"ready at {settings.url}", *note, f"try: curl -N {settings.url}/v1/chat/completions {request}"]
 
 
 def _progress(state: State) -> str:

@@ -27,10 +27,9 @@ from appliance.policy import Policy
 from appliance.rpc import ProgramInfo, Supervisor, SupervisorGoneError
 from appliance.run_folder import RunFiles
 from appliance.settings import DRAIN_SECONDS, Settings
-from engine.exits import ConfigurationError, ExitCode, NInferError
+from engine.exits import ExitCode, NInferError
 from engine.log import configure, get_logger
 from engine.options import Options
-from engine.plan import explain, unsupported
 from engine.protocol import (
     AskStatistics,
     Boot,
@@ -155,13 +154,10 @@ class Controller:
         """Start the boot, or take over an engine that outlived an earlier controller."""
         while True:
             try:
-                programs = await self._programs()
-                engine, api = programs["engine"], programs["api"]
+                engine = (await self._programs())["engine"]
                 break
             except SupervisorGoneError:
                 await asyncio.sleep(0.05)
-        if api.state == "EXITED":  # while there was no controller
-            await self._handle(boot.ApiExited(api.status))
         if engine.runs:
             before = _last_state(self._settings.state_file)
             log.warning("engine_taken_over", pid=engine.pid)
@@ -565,14 +561,7 @@ def this_machine() -> Surroundings:
     """The machine we run on."""
     from appliance.sizing import make_plan, probe_machine  # noqa: PLC0415  (NVML is loaded only for this)
 
-    def plan(settings: Settings, machine: Any) -> PlanLike:
-        made = make_plan(settings, machine)
-        missing = unsupported(made)
-        if missing:
-            raise ConfigurationError(explain(missing))
-        return made
-
-    return Surroundings(probe=probe_machine, plan=plan)
+    return Surroundings(probe=probe_machine, plan=make_plan)
 
 
 def main(arguments: Sequence[str], surroundings: Surroundings | None = None) -> int:

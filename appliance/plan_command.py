@@ -23,7 +23,7 @@ PROGRAM = "ninfer-appliance plan"
 
 # Columns of the table of rejected rungs: components that share one.
 _COLUMNS = {
-    "weights": ("weights", "device context"),
+    "weights + context": ("weights", "device context"),
     "KV": ("KV pages", "MTP KV pages", "drafter KV pages", "block tables"),
     "states": ("state images", "replay records"),
     "workspace": ("workspace", "prefill hidden", "drafter features", "vision bridge"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from downloader.catalog import DEFAULT_CATALOG, find, read_catalog
+from downloader.catalog import DEFAULT_CATALOG, Pin, find, read_catalog
 from downloader.errors import CatalogError
 from engine.exits import ConfigurationError
 from engine.options import Options, Resolved, resolve, rows_of
@@ -31,6 +31,7 @@ class Settings:
     public_name: str  # what clients call it
     artifact: Path
     fetch: bool  # whether the catalog vouches for the artifact
+    note: str  # what the catalog says a user must know
 
     @property
     def options(self) -> Options:
@@ -91,7 +92,7 @@ def from_resolved(resolved: Resolved) -> Settings:
     home = options.home.absolute()
     models = (options.model_dir or home / "models").absolute()
     catalog = (options.catalog or default_catalog()).absolute()
-    artifact, name, fetch = _artifact(options.model, models, catalog)
+    artifact, name, pin = _artifact(options.model, models, catalog)
     return Settings(
         resolved=resolved,
         home=home,
@@ -102,7 +103,8 @@ def from_resolved(resolved: Resolved) -> Settings:
         model=options.model,
         public_name=options.model_id or name,
         artifact=artifact,
-        fetch=fetch,
+        fetch=pin is not None,
+        note=pin.note if pin is not None else "",
     )
 
 
@@ -152,17 +154,17 @@ def _only(environ: Mapping[str, str], name: str) -> dict[str, str]:
     return {row.env: environ[row.env]} if row.env in environ else {}
 
 
-def _artifact(model: str, models: Path, catalog: Path) -> tuple[Path, str, bool]:
+def _artifact(model: str, models: Path, catalog: Path) -> tuple[Path, str, Pin | None]:
     if "/" in model or model.endswith(".ninfer"):
         path = Path(model).expanduser().absolute()
         if not path.is_file():
             raise ConfigurationError(f"--model {model}: no such file; a catalog name or the path of an artifact works")
-        return path, path.stem, False
+        return path, path.stem, None
     try:
         pin = find(read_catalog(catalog), model)
     except CatalogError as error:
         raise ConfigurationError(f"--model {model}: {error}") from error
-    return pin.path or models / pin.file, pin.name, True
+    return pin.path or models / pin.file, pin.name, pin
 
 
 def _as_text(value: Any) -> str:

@@ -7,6 +7,7 @@ is orphaned, tells systemd how the start goes, and ends with the status that the
 import errno
 import os
 import secrets
+import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -58,6 +59,7 @@ def run(settings: Settings, launch: Launch = Launch()) -> int:
             if count:
                 log.warning("leftovers_ended", count=count, run=str(folder))
         check_port(options.host, options.port)
+        check_request_log(options.request_log_jsonl)
         _write_files(settings, files, launch)
         settings.state_file.unlink(missing_ok=True)  # what it says is of an earlier box
         processes.become_subreaper()
@@ -73,6 +75,7 @@ def run(settings: Settings, launch: Launch = Launch()) -> int:
                 # Whatever happened: nothing stays behind.
                 processes.end(processes.descendants(), 2.0, processes.reap)
     finally:
+        shutil.rmtree(files.folder, ignore_errors=True)
         lock.release()
 
 
@@ -91,7 +94,17 @@ def api_config(settings: Settings, files: RunFiles) -> dict[str, object]:
         "chat_template": None if options.chat_template is None else str(options.chat_template),
         "max_request_mib": options.max_request_mib,
         "pending_timeout_ms": options.pending_timeout_ms,
+        "cors": options.cors,
+        "log_stats_interval_ms": options.log_stats_interval_ms,
+        "request_log_jsonl": None if options.request_log_jsonl is None else str(options.request_log_jsonl.absolute()),
         "generation": generation,
+        "engine": {
+            "device": options.device,
+            "kv_dtype": options.kv_dtype,
+            "kv_capacity_mode": "auto" if options.kv_capacity == "auto" else "fixed",
+            "prefill_chunk": options.prefill_chunk,
+            "gdn_state_fp16": options.gdn_state_fp16,
+        },
         "log_level": options.log_level,
         "log_json": options.log_json,
         "drain": DRAIN_SECONDS,
@@ -114,6 +127,20 @@ def _write_files(settings: Settings, files: RunFiles, launch: Launch) -> None:
     files.api_config.write_bytes(msgspec.json.encode(api_config(settings, files)))
     if settings.options.api_key is not None:
         write_private(files.api_keys, settings.options.api_key + "\n")
+
+
+def check_request_log(path: Path | None) -> None:
+    """Make sure that the request log can be appended to.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    if path is None:
+        return
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise ConfigurationError(f"--request-log-jsonl: cannot write {path}: {error.strerror}") from error
 
 
 def check_port(host: str, port: int) -> None:

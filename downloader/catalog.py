@@ -28,6 +28,7 @@ class Pin:
     revision: str
     url: str | None
     path: Path | None
+    note: str = ""  # what users must know before they use it
 
 
 def read_catalog(path: Path = DEFAULT_CATALOG, environ: Mapping[str, str] = os.environ) -> dict[str, Pin]:
@@ -82,6 +83,7 @@ def _pin(path: Path, name: str, record: Mapping[str, object], endpoint: str) -> 
     if not _SHA256.fullmatch(digest):
         raise CatalogError(f"catalog {path}: models.{name}.sha256 is {digest!r}, not 64 lower-case hex digits")
     embedded = "path" in record
+    note = text("note") if "note" in record else ""
     file = Path(text("path")).name if embedded else text("file")
     if not _FILE_NAME.fullmatch(file) or file in (".", ".."):
         raise CatalogError(f"catalog {path}: models.{name}: {file!r} is not a plain file name")
@@ -95,6 +97,7 @@ def _pin(path: Path, name: str, record: Mapping[str, object], endpoint: str) -> 
             revision="embedded",
             url=None,
             path=path.parent / text("path"),
+            note=note,
         )
     revision = text("revision")
     if not re.fullmatch(r"[0-9a-f]{40}", revision):
@@ -111,4 +114,5 @@ def _pin(path: Path, name: str, record: Mapping[str, object], endpoint: str) -> 
         revision=revision,
         url=f"{endpoint.rstrip('/')}/{repository}/resolve/{revision}/{quote(file)}",
         path=None,
+        note=note,
     )

@@ -1,5 +1,6 @@
 """Hash files, and remember which file was verified so that a restart need not read 20 GB again."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -53,7 +54,9 @@ def remember(path: Path, pin: Pin) -> None:
         temporary.write_text(json.dumps(_record(path.stat(), pin)), encoding="utf-8")
         temporary.replace(record)
     except OSError:
-        record.unlink(missing_ok=True)
+        # The old record is of another file; it says so itself where it cannot be removed.
+        with contextlib.suppress(OSError):
+            record.unlink(missing_ok=True)
 
 
 def record_path(path: Path) -> Path:

@@ -147,6 +147,9 @@ class Options:
     api_key: str | None = option(
         "--api-key", _text, None, "key that clients must send", section="network", commands=SERVERS, secret=True
     )
+    cors: bool = option(
+        "--cors", _switch, False, "let web pages of any origin call this server", section="network", commands=SERVERS
+    )
     model_id: str | None = option(
         "--model-id", _text, None, "public model name (default: the artifact's)", section="network", commands=SERVERS
     )
@@ -164,6 +167,22 @@ class Options:
     pending_timeout_ms: int = option(
         "--pending-timeout-ms", _integer(1), 600_000, "longest wait for a lane in milliseconds",
         section="network", commands=SERVERS,
+    )  # fmt: skip
+    log_stats_interval_ms: int = option(
+        "--log-stats-interval-ms", _integer(0), 5000, "milliseconds between throughput lines, 0 for none",
+        section="network", commands=SERVERS,
+    )  # fmt: skip
+    request_log_jsonl: Path | None = option(
+        "--request-log-jsonl", _path, None, "file that gets one JSON line for each request, appended",
+        section="network", commands=SERVERS,
+    )  # fmt: skip
+    response_store_max_records: int = option(
+        "--response-store-max-records", _integer(1), 1024, "answers of the Responses API kept for later requests",
+        section="network", commands=SERVERS,
+    )  # fmt: skip
+    response_store_max_mib: int = option(
+        "--response-store-max-mib", _integer(1), 256, "memory for kept answers in MiB", section="network",
+        commands=SERVERS,
     )  # fmt: skip
     log_level: str = option("--log-level", _choice(*LEVELS), "info", "least severe line to print", section="network")
     log_json: bool = option("--log-json", _switch, False, "print log lines as JSON", section="network")
@@ -272,11 +291,6 @@ def rows_of(table: type[Options]) -> list[tuple[str, Option]]:
 # Flags of the seed that this version does not have. Each is refused with what to do instead (spec/cli.md §1).
 _LATER = "is not in this version; leave it out"
 REFUSED: dict[str, str] = {
-    "--cors": _LATER,
-    "--response-store-max-records": _LATER,
-    "--response-store-max-mib": _LATER,
-    "--log-stats-interval-ms": _LATER,
-    "--request-log-jsonl": _LATER,
     "--no-exit-on-engine-failure": _LATER,
     "--device-state-slots": _LATER,
     "--host-context-mib": _LATER,

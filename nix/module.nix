@@ -119,6 +119,7 @@ let
     SystemCallFilter = [
       "@system-service"
       "~@privileged @obsolete"
+      "@chown"
     ];
     SystemCallErrorNumber = "EPERM";
     KeyringMode = "private";

@@ -78,7 +78,7 @@ assert not sys.flags.optimize
 import engine.options, torch
 print("torch", torch.__version__)
 '
-    inside -- sh -c 'if echo x >/opt/ninfer/app/x 2>/dev/null; then exit 1; fi; echo x >/workspace/state/x' ||
+    inside -- sh -c 'if (echo x >/opt/ninfer/app/x) 2>/dev/null; then exit 1; fi; echo x >/workspace/state/x' ||
         fail 'the program is writable, or the volumes are not'
     engine inspect --type image "$image" --format '{{json .Config.Healthcheck}}' 2>/dev/null | grep -q healthcheck ||
         fail 'the image has no health check'
@@ -125,6 +125,8 @@ finish() {
 clean_up() {
     local name
     for name in ninfer-test ninfer-test-uid; do engine rm -f "$name" >/dev/null 2>&1 || true; done
+    # buildah leaves the layers it copied into mounted.
+    findmnt -rno TARGET | grep -E "^$work/store/overlay(/.*/merged)?$" | sort -r | xargs -r umount || true
 }
 trap clean_up EXIT
 

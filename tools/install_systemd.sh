@@ -70,7 +70,7 @@ install_program() {
     done
     run chown -R --no-dereference "$(id -u):$(id -g)" "$program/app.new"
     run chmod -R u=rwX,go=rX "$program/app.new"
-    run find "$program/app.new" -name __pycache__ -prune -exec rm -rf '{}' +
+    run find "$program/app.new" '(' -name __pycache__ -o -name '*.verified' ')' -prune -exec rm -rf '{}' +
     run rm -rf "$program/app"
     run mv "$program/app.new" "$program/app"
     if live; then

@@ -8,14 +8,28 @@ import structlog
 from aiohttp import web
 
 from engine.api.chat import chat_completions
-from engine.api.discovery import health, metrics, model, models
+from engine.api.discovery import health, load, metrics, model, models, props, root
 from engine.api.errors import RETRY_AFTER, ApiError, internal
+from engine.api.messages import count_tokens, messages
 from engine.api.readiness import progress_of
+from engine.api.responses import routes as responses
 from engine.api.service import SERVICE, Service
 from engine.log import get_logger
 from engine.version import version
 
 log = get_logger(__name__)
+
+RETRY_KEYS = 10  # seconds
+
+# Spec/serving.md §3. No credentials: a page sends its key in a header.
+CORS = {
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Expose-Headers": "x-request-id, request-id",
+    "Access-Control-Allow-Headers": (
+        "Authorization, Content-Type, X-API-Key, anthropic-version, anthropic-beta, anthropic-user-profile-id"
+    ),
+    "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
+}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -26,11 +40,17 @@ def create_app(service: Service) -> web.Application:
     app = web.Application(middlewares=[_shape, _ready, _authorised], client_max_size=0)
     app[SERVICE] = service
     app.on_response_prepare.append(_identify)
+    app.router.add_head("/", root)
     app.router.add_get("/health", health)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{id:.+}", model)
+    app.router.add_get("/props", props)
+    app.router.add_get("/v1/load", load)
     app.router.add_post("/v1/chat/completions", chat_completions)
+    app.router.add_post("/v1/messages", messages)
+    app.router.add_post("/v1/messages/count_tokens", count_tokens)
+    app.router.add_routes(responses.ROUTES)
     return app
 
 
@@ -52,6 +72,8 @@ async def _identify(request: web.Request, response: web.StreamResponse) -> None:
     identity = request.get("identity")
     if identity is not None:
         response.headers[identity[0]] = identity[1]
+    if request.app[SERVICE].config.cors:
+        response.headers.update(CORS)
 
 
 @web.middleware
@@ -79,8 +101,10 @@ async def _shape(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _error_response(request: web.Request, error: ApiError) -> web.Response:
-    body = error.anthropic(request["identity"][1]) if _is_anthropic(request.path) else error.openai()
-    response = web.json_response(body, status=error.status)
+    if _is_anthropic(request.path):
+        response = web.json_response(error.anthropic(request["identity"][1]), status=error.anthropic_status)
+    else:
+        response = web.json_response(error.openai(), status=error.status)
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
     return response
@@ -114,10 +138,27 @@ async def _ready(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 @web.middleware
 async def _authorised(request: web.Request, handler: Handler) -> web.StreamResponse:
-    exempt = request.method == "OPTIONS" or (request.path == "/health" and request.method in ("GET", "HEAD"))
-    if not exempt and not request.app[SERVICE].keys.accept(request.headers):
+    service = request.app[SERVICE]
+    if request.method == "OPTIONS" and service.config.cors:
+        return web.Response(status=204)
+    if not _needs_key(request):
+        return await handler(request)
+    decision = service.keys.decide(request.headers, request.remote)
+    if decision.verdict == "too_often":
+        raise ApiError(
+            429, "too many wrong API keys came from this address; try again later",
+            kind="rate_limit_error", code="too_many_wrong_keys", retry_after=RETRY_KEYS,
+        )  # fmt: skip
+    if decision.verdict == "refused":
         log.warning("key_refused", peer=request.remote, path=request.path)
         raise ApiError(
             401, "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY", code="invalid_api_key"
         )
+    request["cache_salt"] = decision.cache_salt
     return await handler(request)
+
+
+def _needs_key(request: web.Request) -> bool:
+    if request.method in ("GET", "HEAD") and request.path == "/health":
+        return False
+    return request.method != "OPTIONS" and (request.method, request.path) != ("HEAD", "/")

@@ -1,9 +1,7 @@
 """`POST /v1/chat/completions` (spec/serving.md §7)."""
 
-import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,65 +9,40 @@ from typing import Any
 from aiohttp import web
 
 from engine.api.body import parse_body, read_body
-from engine.api.errors import ApiError, internal, queue_timeout
-from engine.api.generation import Account, Ask, Event, Prefilled, Prepared, Silence, TextDelta, generate, prepare
-from engine.api.metrics import Outcome
+from engine.api.errors import ApiError
+from engine.api.exchange import Exchange, exchange
+from engine.api.generation import Account, Ask, MadeCall, Prefilled, Silence, TextDelta, gather
 from engine.api.schemas import ChatRequest, messages_for_template
-from engine.api.service import SERVICE, Service
+from engine.api.service import SERVICE
 from engine.api.sse import EventStream
-from engine.log import get_logger
+from engine.api.tools import NO_TOOLS, Toolset, new_call_id
 from engine.protocol import Finish
-
-log = get_logger(__name__)
+from engine.text.tool_events import CallArguments, CallEnd, CallStart
+from engine.text.tools import Kind
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Answer one chat request, whole or as a stream."""
-    service = request.app[SERVICE]
-    account = Account(arrived=time.monotonic(), on_first_token=service.metrics.first_token)
+    service, arrived = request.app[SERVICE], time.monotonic()
     chat = await parse_body(ChatRequest, await read_body(request, service), service)
-    model, limits = service.serving
+    model, _ = service.serving
     name = service.public_id(model)
     if chat.model != name:
         raise ApiError(
             404, f"the model {chat.model[:100]!r} is not here; this server has {name!r}",
             code="model_not_found", param="model",
         )  # fmt: skip
-    with service.admission.slot(limits):
-        outcome: Outcome = "failed"
-        try:
-            try:
-                prepared = await _prepare(service, chat, account)
-            except ApiError:
-                outcome = "rejected"
-                raise
-            answer = Answer(service, chat, prepared, account, name)
-            if chat.stream:
-                response, outcome = await answer.stream(request)
-            else:
-                response, outcome = web.json_response(await answer.whole()), "completed"
-            return response
-        except (asyncio.CancelledError, ConnectionResetError):
-            outcome = "cancelled"
-            raise
-        finally:
-            _close(service, account, outcome)
+    tools = chat.toolset
+    id = f"chatcmpl-{secrets.token_hex(8)}"
+    async with exchange(
+        request, "openai_chat_completions", id=id, model=name, stream=bool(chat.stream), arrived=arrived
+    ) as running:
+        await running.prepare(lambda: ask_of(chat, tools))
+        answer = Answer(chat, running)
+        return await answer.stream(request) if chat.stream else web.json_response(await answer.whole())
 
 
-async def _prepare(service: Service, chat: ChatRequest, account: Account) -> Prepared:
-    model, limits = service.serving
-    defaults = service.config.generation
-    timeout = service.config.pending_timeout_ms
-    try:
-        async with asyncio.timeout_at(
-            asyncio.get_running_loop().time() + account.arrived + timeout / 1000 - time.monotonic()
-        ):
-            return await service.offload(lambda: prepare(ask_of(chat), model, limits, defaults))
-    except TimeoutError as error:
-        raise queue_timeout(timeout) from error
-
-
-def ask_of(chat: ChatRequest) -> Ask:
+def ask_of(chat: ChatRequest, tools: Toolset = NO_TOOLS) -> Ask:
     """The request in no protocol's terms."""
     return Ask(
         messages=messages_for_template(chat.messages),
@@ -82,114 +55,94 @@ def ask_of(chat: ChatRequest) -> Ask:
         preserve_thinking=chat.preserve_thinking,
         template_kwargs=chat.chat_template_kwargs or {},
         thinking_budget=chat.thinking_budget,
+        tools=tools,
+        tool_constraints=chat.tool_constraints,
+        form=chat.form,
     )
 
 
-def _close(service: Service, account: Account, outcome: Outcome) -> None:
-    duration = time.monotonic() - account.arrived
-    service.metrics.ended(outcome, account, duration)
-    log.info(
-        "request_done",
-        outcome=outcome,
-        finish=account.finish,
-        prompt_tokens=account.prompt_tokens,
-        completion_tokens=account.generated,
-        seconds=round(duration, 3),
-    )
-
-
-def finish_reason(finish: Finish | None) -> str:
+def finish_reason(finish: Finish | None, *, calls: bool) -> str:
     """OpenAI's word for how the answer ended."""
-    return "length" if finish in ("length", "context") else "stop"
+    if finish in ("length", "context"):
+        return "length"
+    return "tool_calls" if calls else "stop"
 
 
 @dataclass
 class Answer:
     """One answer in Chat's terms."""
 
-    service: Service
     chat: ChatRequest
-    prepared: Prepared
-    account: Account
-    model: str
-    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(8)}")
+    running: Exchange
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def _events(self) -> AsyncGenerator[Event, None]:
-        config = self.service.config
-        return generate(
-            self.service.link,
-            self.prepared,
-            self.account,
-            pending_timeout_ms=config.pending_timeout_ms,
-            silence=config.keep_alive,
-        )
+    @property
+    def account(self) -> Account:
+        """What the request has used."""
+        return self.running.account
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {"id": self.running.id, "object": kind, "created": self.created, "model": self.running.model}
+
+    def _observed(self) -> dict[str, Any]:
+        return {} if self.account.constraint is None else {"constraint": self.account.constraint}
 
     async def whole(self) -> dict[str, Any]:
         """The complete answer (§7.2)."""
-        reasoning: list[str] = []
-        content: list[str] = []
-        async with aclosing(self._events()) as events:
-            async for event in events:
-                if isinstance(event, TextDelta):
-                    (reasoning if event.reasoning else content).append(event.text)
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(content), "refusal": None}
-        if reasoning:
-            message["reasoning_content"] = "".join(reasoning)
+        async with aclosing(self.running.events()) as events:
+            answer = await gather(events)
+        calls = [_whole_call(call) for call in answer.calls if call.complete]
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if calls and not answer.content else answer.content,
+            "refusal": None,
+        }
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if calls:
+            message["tool_calls"] = calls
+        finish = finish_reason(self.account.finish, calls=bool(calls))
         return self._head("chat.completion") | {
-            "choices": [
-                {
-                    "index": 0,
-                    "message": message,
-                    "logprobs": None,
-                    "finish_reason": finish_reason(self.account.finish),
-                }
-            ],
+            "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish}],
             "usage": self.account.usage(),
             "timings": self.account.timings(),
+            **self._observed(),
         }
 
-    async def stream(self, request: web.Request) -> tuple[web.StreamResponse, Outcome]:
+    async def stream(self, request: web.Request) -> web.StreamResponse:
         """The answer as events (§7.3). An error after the headers is one event, and then the stream ends."""
         stream = EventStream(request)
         await stream.start()
         try:
             await self._write(stream)
-        except ApiError as error:
-            await stream.send(error.openai())
-            return stream.response, "failed"
-        except (ConnectionResetError, asyncio.CancelledError):
+        except ConnectionResetError:
             raise
-        except Exception:
-            log.exception("stream_failed")
-            await stream.send(internal().openai())
-            return stream.response, "failed"
-        return stream.response, "completed"
+        except Exception as error:
+            await stream.send(self.running.failed(error).openai())
+        return stream.response
 
     async def _write(self, stream: EventStream) -> None:
         await stream.send(self._chunk({"role": "assistant", "content": ""}))
-        async with aclosing(self._events()) as events:
+        kinds: list[Kind] = []
+        async with aclosing(self.running.events()) as events:
             async for event in events:
-                if isinstance(event, TextDelta):
-                    chunk = self._chunk({"reasoning_content" if event.reasoning else "content": event.text})
-                    if self.chat.timings_per_token:
-                        chunk["timings"] = self.account.timings()
-                    await stream.send(chunk)
-                elif isinstance(event, Prefilled):
+                if isinstance(event, Prefilled):
                     if self.chat.return_progress:
                         await stream.send(self._chunk({}) | {"prompt_progress": self.account.progress()})
                 elif isinstance(event, Silence):
                     await stream.keep_alive()
-        last = self._chunk({}, finish_reason(self.account.finish))
+                elif not isinstance(event, CallEnd):
+                    chunk = self._chunk(_delta(event, kinds))
+                    if self.chat.timings_per_token:
+                        chunk["timings"] = self.account.timings()
+                    await stream.send(chunk)
+        last = self._chunk({}, finish_reason(self.account.finish, calls=bool(kinds)))
         if not self._with_usage:
-            last["timings"] = self.account.timings()
+            last |= {"timings": self.account.timings(), **self._observed()}
         await stream.send(last)
         if self._with_usage:
             totals = {"choices": [], "usage": self.account.usage(), "timings": self.account.timings()}
-            await stream.send(self._head("chat.completion.chunk") | totals)
+            await stream.send(self._head("chat.completion.chunk") | totals | self._observed())
         await stream.done()
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
@@ -201,3 +154,23 @@ class Answer:
     def _with_usage(self) -> bool:
         options = self.chat.stream_options
         return options is not None and bool(options.include_usage)
+
+
+def _whole_call(call: MadeCall) -> dict[str, Any]:
+    return {"id": new_call_id(), "type": call.kind, call.kind: _called(call.kind, call.arguments, call.name)}
+
+
+def _called(kind: Kind, text: str, name: str | None = None) -> dict[str, Any]:
+    return ({} if name is None else {"name": name}) | {"input" if kind == "custom" else "arguments": text}
+
+
+def _delta(event: TextDelta | CallStart | CallArguments, kinds: list[Kind]) -> dict[str, Any]:
+    """What one event adds to the message; `kinds` are those of the calls so far."""
+    if isinstance(event, TextDelta):
+        return {"reasoning_content" if event.reasoning else "content": event.text}
+    if isinstance(event, CallStart):
+        kinds.append(event.kind)
+        head = {"index": event.index, "id": new_call_id(), "type": event.kind}
+        return {"tool_calls": [head | {event.kind: _called(event.kind, "", event.name)}]}
+    kind = kinds[event.index]
+    return {"tool_calls": [{"index": event.index, kind: _called(kind, event.text)}]}

@@ -27,6 +27,16 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     greedy: bool = False
 
 
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the engine that the api only reports. None is unknown."""
+
+    device: str | None = None
+    kv_dtype: str | None = None
+    kv_capacity_mode: str | None = None
+    prefill_chunk: int | None = None
+    gdn_state_fp16: bool | None = None
+
+
 class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything `python -m engine.api` needs. Times are in seconds unless the name says otherwise.
 
@@ -44,7 +54,13 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     chat_template: str | None = None
     max_request_mib: int = 384
     pending_timeout_ms: int = 600_000
+    cors: bool = False
+    log_stats_interval_ms: int = 5000
+    request_log_jsonl: str | None = None
+    response_store_max_records: int = 1024
+    response_store_max_mib: int = 256
     generation: GenerationDefaults = GenerationDefaults()
+    engine: EngineFacts = EngineFacts()
     log_level: str = "info"
     log_json: bool = False
     keep_alive: float = 5.0  # silence after which a stream gets a comment
@@ -79,7 +95,19 @@ def from_options(
         chat_template=None if options.chat_template is None else str(options.chat_template),
         max_request_mib=options.max_request_mib,
         pending_timeout_ms=options.pending_timeout_ms,
+        cors=options.cors,
+        log_stats_interval_ms=options.log_stats_interval_ms,
+        request_log_jsonl=None if options.request_log_jsonl is None else str(options.request_log_jsonl.absolute()),
+        response_store_max_records=options.response_store_max_records,
+        response_store_max_mib=options.response_store_max_mib,
         generation=GenerationDefaults(**{name: getattr(options, name) for name in names}),
+        engine=EngineFacts(
+            device=options.device,
+            kv_dtype=options.kv_dtype,
+            kv_capacity_mode="auto" if options.kv_capacity == "auto" else "fixed",
+            prefill_chunk=options.prefill_chunk,
+            gdn_state_fp16=options.gdn_state_fp16,
+        ),
         log_level=options.log_level,
         log_json=options.log_json,
     )

@@ -47,6 +47,12 @@ class Stream:
         self._link, self.id = link, request
         self._answers: asyncio.Queue[Answer | EngineLostError] = asyncio.Queue()
         self._ended = False
+        self._started = False
+
+    def begin(self) -> bool:
+        """Note that tokens came; False the first time."""
+        started, self._started = self._started, True
+        return started
 
     async def next(self, patience: float) -> Answer | None:
         """The next answer, or None after `patience` seconds without one.
@@ -90,6 +96,7 @@ class EngineLink:
             `Statistics` every second, so a healthy one always has something to say.
         stall: an engine that has requests of ours but moves none of them for so many seconds is treated as dead.
         on_statistics: called with the previous `Statistics` of this connection (zeros at first) and the new one.
+        on_round: called with the rows of a decode round and their tokens; a request's first tokens are not counted.
     """
 
     def __init__(
@@ -99,9 +106,10 @@ class EngineLink:
         heartbeat: float,
         stall: float,
         on_statistics: Callable[[Statistics, Statistics], None] | None = None,
+        on_round: Callable[[int, int], None] | None = None,
     ) -> None:
         self._path, self._heartbeat, self._stall = path, heartbeat, stall
-        self._on_statistics = on_statistics
+        self._on_statistics, self._on_round = on_statistics, on_round
         self._outgoing: asyncio.Queue[ClientMessage] | None = None
         self._streams: dict[int, Stream] = {}
         self._next_id = 1
@@ -193,6 +201,9 @@ class EngineLink:
     def _take(self, message: EngineMessage) -> None:
         if isinstance(message, Tokens):
             self._moved = self._heard
+            decoded = [len(lane.token_ids) // 4 for lane in message.lanes if self._decodes(lane)]
+            if decoded and self._on_round is not None:
+                self._on_round(len(decoded), sum(decoded))
             for lane in message.lanes:
                 self._route(lane.id, lane)
         elif isinstance(message, Progress):
@@ -210,6 +221,10 @@ class EngineLink:
             self.limits = message
         elif isinstance(message, Boot):
             self.boot = message
+
+    def _decodes(self, lane: LaneTokens) -> bool:
+        stream = self._streams.get(lane.id)
+        return bool(lane.token_ids) and (stream is None or stream.begin())
 
     def _route(self, request: int, answer: Answer) -> None:
         stream = self._streams.get(request)

@@ -29,19 +29,28 @@ class ApiError(Exception):
         """The OpenAI error object (spec/serving.md §4.1)."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
+    @property
+    def anthropic_status(self) -> int:
+        """The status under `/v1/messages` (spec/serving.md §4.2)."""
+        if self.code == "server_overloaded" or self.status == 429:
+            return 529
+        return 504 if self.code in ("request_queue_timeout", "media_fetch_timeout") else self.status
+
     def anthropic(self, request_id: str) -> dict[str, Any]:
-        """The Anthropic error object (spec/serving.md §4.2)."""
-        kinds = {
-            400: "invalid_request_error",
-            401: "authentication_error",
-            403: "permission_error",
-            404: "not_found_error",
-            413: "request_too_large",
-            429: "overloaded_error",
-            504: "timeout_error",
-        }
-        kind = kinds.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        """The Anthropic error object (spec/serving.md §4.2); without code and param, the message names the field."""
+        status = self.anthropic_status
+        kind = _ANTHROPIC.get(status, "api_error" if status >= 500 else "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": self.message}, "request_id": request_id}
+
+
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
 
 
 def invalid(message: str, *, code: str, param: str | None = None) -> ApiError:
@@ -107,11 +116,13 @@ _TYPES = ("_type", "_parsing")
 _VALUES = frozenset({
     "missing", "literal_error", "finite_number", "greater_than_equal", "greater_than", "less_than_equal", "less_than",
     "too_long", "too_short", "string_too_long", "string_too_short", "string_pattern_mismatch", "value_error",
-    "union_tag_invalid", "union_tag_not_found", "extra_forbidden",
+    "union_tag_invalid", "union_tag_not_found",
 })  # fmt: skip
 
 
 def _code(kind: str) -> str:
+    if kind == "extra_forbidden":
+        return "unknown_parameter"
     if kind in _VALUES:
         return "invalid_value"
     return "invalid_type" if kind.endswith(_TYPES) else kind

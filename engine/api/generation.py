@@ -1,15 +1,18 @@
 """One request on its way through the engine, whatever protocol it came in: prompt, tokens, text, account."""
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from engine.api.config import GenerationDefaults
+from engine.api.constraints import Form, constraint_of, lane_error, observation
 from engine.api.engine_link import EngineLink, EngineLostError
 from engine.api.errors import ApiError, context_length, internal, invalid, queue_timeout, unavailable
 from engine.api.model import ServedModel
 from engine.api.sampling import SamplingFields, resolve_sampling
+from engine.api.tools import NO_TOOLS, Toolset
+from engine.constraint.constraint import Constraint
 from engine.log import get_logger
 from engine.protocol import (
     Finish,
@@ -24,8 +27,11 @@ from engine.protocol import (
     pack_ids,
     unpack_ids,
 )
-from engine.text import PromptError
+from engine.text import Delta, Prompt, PromptError
 from engine.text.reasoning import THINK_CLOSE
+from engine.text.tool_calls import Parsed
+from engine.text.tool_events import CallArguments, CallEnd, CallStart
+from engine.text.tools import Kind
 
 log = get_logger(__name__)
 
@@ -36,6 +42,7 @@ class Ask:
 
     messages: list[dict[str, Any]]
     sampling: SamplingFields
+    continue_final_message: bool = False
     output_limit: int | None = None
     stops: tuple[str, ...] = ()
     ignore_eos: bool = False
@@ -44,6 +51,9 @@ class Ask:
     preserve_thinking: bool | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     thinking_budget: int | None = None
+    tools: Toolset = NO_TOOLS
+    tool_constraints: Literal["basic", "auto"] | None = None
+    form: Form | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,60 +66,77 @@ class Prepared:
     thinking: bool
     sampling: Sampling
     max_tokens: int
+    context_bound: bool  # max_tokens is what the context leaves, and nothing asked for less or as much
     stops: tuple[str, ...]
     stop_ids: tuple[int, ...]
     thought: Thinking | None = None
+    tools: Toolset = NO_TOOLS
+    constraint: Constraint | None = None
+
+
+def render(ask: Ask, model: ServedModel, defaults: GenerationDefaults) -> Prompt:
+    """The prompt's tokens, however many. Slow for large prompts; runs in a worker thread.
+
+    Raises:
+        ApiError: the prompt cannot be made.
+    """
+    try:
+        return model.frontend.prepare(
+            ask.messages,
+            tools=ask.tools.declarations(),
+            enable_thinking=ask.enable_thinking,
+            reasoning_effort=ask.reasoning_effort,
+            preserve_thinking=ask.preserve_thinking,
+            template_kwargs=ask.template_kwargs,
+            continue_final_message=ask.continue_final_message,
+            default_thinking=False if defaults.no_thinking else None,
+            default_effort=defaults.reasoning_effort,
+        )
+    except PromptError as error:
+        raise invalid(error.message, code=error.code, param=error.param) from error
 
 
 def prepare(ask: Ask, model: ServedModel, limits: Limits, defaults: GenerationDefaults) -> Prepared:
     """Render, tokenise and bound one request. Slow for large prompts; runs in a worker thread.
 
     Raises:
-        ApiError: the prompt cannot be made or does not fit.
+        ApiError: the prompt cannot be made or does not fit, or the form of the answer cannot be enforced.
     """
-    try:
-        prompt = model.frontend.prepare(
-            ask.messages,
-            enable_thinking=ask.enable_thinking,
-            reasoning_effort=ask.reasoning_effort,
-            preserve_thinking=ask.preserve_thinking,
-            template_kwargs=ask.template_kwargs,
-            default_thinking=False if defaults.no_thinking else None,
-            default_effort=defaults.reasoning_effort,
-        )
-    except PromptError as error:
-        raise invalid(error.message, code=error.code, param=error.param) from error
+    constraint = constraint_of(
+        ask.form, ask.tools, tool_constraints=ask.tool_constraints, stops=bool(ask.stops), ignore_eos=ask.ignore_eos
+    )
+    prompt = render(ask, model, defaults)
     tokens = len(prompt.token_ids)
     if tokens > limits.max_context:
         raise context_length(tokens, limits.max_context)
-    bounds = [limits.max_context - tokens]
-    bounds += [
-        bound
-        for bound in (
-            defaults.default_max_tokens if ask.output_limit is None else ask.output_limit,
-            defaults.max_output_tokens,
-        )
-        if bound is not None
-    ]
+    left = limits.max_context - tokens
+    stated = defaults.default_max_tokens if ask.output_limit is None else ask.output_limit
+    asked = min((bound for bound in (stated, defaults.max_output_tokens) if bound is not None), default=None)
     return Prepared(
         model=model,
         token_ids=pack_ids(prompt.token_ids),
         prompt_tokens=tokens,
         thinking=prompt.thinking,
         sampling=resolve_sampling(model.name, ask.sampling, defaults, thinking=prompt.thinking),
-        max_tokens=min(bounds),
+        max_tokens=left if asked is None else min(left, asked),
+        context_bound=asked is None or left < asked,
         stops=ask.stops,
         stop_ids=() if ask.ignore_eos else tuple(model.frontend.stop_ids),
-        thought=_thought(ask, model, defaults) if prompt.thinking else None,
+        thought=_thought(ask, model, defaults, constraint) if prompt.thinking else None,
+        tools=ask.tools,
+        constraint=constraint,
     )
 
 
-def _thought(ask: Ask, model: ServedModel, defaults: GenerationDefaults) -> Thinking | None:
-    """What bounds the thought that the prompt has opened."""
+def _thought(
+    ask: Ask, model: ServedModel, defaults: GenerationDefaults, constraint: Constraint | None
+) -> Thinking | None:
+    """What the engine must know of the thought that the prompt has opened: its budget, and that it has an end."""
     budget = defaults.default_thinking_budget if ask.thinking_budget is None else ask.thinking_budget
     if budget is None:
-        return None
-    return Thinking(close=THINK_CLOSE.encode(), budget=budget, wrap_up=pack_ids(model.frontend.wrap_up()))
+        return None if constraint is None else Thinking(close=THINK_CLOSE.encode())
+    wrap_up = model.frontend.wrap_up(after=constraint is None or not constraint.exact)
+    return Thinking(close=THINK_CLOSE.encode(), budget=budget, wrap_up=pack_ids(wrap_up))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +157,60 @@ class Silence:
     """Nothing happened for a while; the client may want a sign of life."""
 
 
-Event = TextDelta | Prefilled | Silence
+Event = TextDelta | CallStart | CallArguments | CallEnd | Prefilled | Silence
+
+
+@dataclass
+class MadeCall:
+    """A call of the answer."""
+
+    name: str
+    kind: Kind
+    pieces: list[str] = field(default_factory=list)
+    complete: bool = False
+
+    @property
+    def arguments(self) -> str:
+        """JSON text, or the raw input of a custom tool."""
+        return "".join(self.pieces)
+
+
+class Gathered:
+    """An answer as far as it came; feed it every event. A call that was cut stays incomplete and is none."""
+
+    def __init__(self) -> None:
+        self.calls: list[MadeCall] = []
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+
+    @property
+    def reasoning(self) -> str:
+        """The thought."""
+        return "".join(self._reasoning)
+
+    @property
+    def content(self) -> str:
+        """The text of the answer."""
+        return "".join(self._content)
+
+    def take(self, event: Event) -> None:
+        """Add one event."""
+        if isinstance(event, TextDelta):
+            (self._reasoning if event.reasoning else self._content).append(event.text)
+        elif isinstance(event, CallStart):
+            self.calls.append(MadeCall(event.name, event.kind))
+        elif isinstance(event, CallArguments):
+            self.calls[event.index].pieces.append(event.text)
+        elif isinstance(event, CallEnd):
+            self.calls[event.index].complete = True
+
+
+async def gather(events: AsyncIterator[Event]) -> Gathered:
+    """The whole answer."""
+    gathered = Gathered()
+    async for event in events:
+        gathered.take(event)
+    return gathered
 
 
 @dataclass
@@ -147,17 +227,28 @@ class Account:
     processed_tokens: int = 0
     token_ids: list[int] = field(default_factory=list)
     reasoning_tokens: int = 0
+    engine_id: int | None = None
+    prepared: float | None = None
     admitted: float | None = None
     first_token: float | None = None
     last_token: float | None = None
+    ended: float | None = None
     finish: Finish | None = None
     stop: str | None = None
+    parsed: Parsed | None = None  # how calls were read, once the answer is complete
+    calls: int = 0
     engine: Timings | None = None
+    constraint: dict[str, Any] | None = None  # the observation, of a constrained answer that is complete
 
     @property
     def generated(self) -> int:
         """Tokens sampled, the stop included."""
         return len(self.token_ids)
+
+    @property
+    def ended_itself(self) -> bool:
+        """The model ended its turn; nothing cut the answer."""
+        return self.finish == "stop_id"
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object."""
@@ -207,9 +298,15 @@ def _ratio(amount: float, per: float) -> float:
 
 
 async def generate(
-    link: EngineLink, prepared: Prepared, account: Account, *, pending_timeout_ms: int, silence: float
+    link: EngineLink,
+    prepared: Prepared,
+    account: Account,
+    *,
+    pending_timeout_ms: int,
+    silence: float,
+    cache_salt: bytes = b"",
 ) -> AsyncGenerator[Event, None]:
-    """Have the engine answer; the events' text is the answer. Closing the generator cancels the request.
+    """Have the engine answer; text and calls of the events are the answer. Closing the generator cancels the request.
 
     `account` is kept up to date and complete when the generator ends. `silence` is in seconds.
 
@@ -223,9 +320,13 @@ async def generate(
     left = account.arrived + pending_timeout_ms / 1000 - time.monotonic()
     if left <= 0:
         raise queue_timeout(pending_timeout_ms)
-    output = prepared.model.frontend.output(prepared.thinking, prepared.stops)
+    constraint = prepared.constraint
+    exact = constraint is not None and constraint.exact
+    output = prepared.model.frontend.output(prepared.thinking, prepared.stops, exact=exact)
+    calls = prepared.tools.reader()
     try:
-        stream = link.submit(lambda request: _submit(request, prepared, left))
+        stream = link.submit(lambda request: _submit(request, prepared, left, cache_salt))
+        account.engine_id = stream.id
         with stream:
             spoke = time.monotonic()
             while account.finish is None:
@@ -242,30 +343,49 @@ async def generate(
                     spoke = time.monotonic()
                     continue
                 ids = _note_tokens(account, answer)
-                deltas = list(output.push(ids))
+                deltas = output.push(ids)
                 if output.stopped is not None and account.finish is None:
                     account.finish = "stop_string"  # leaving the stream cancels what the engine has not stopped
                 if account.finish is not None:
                     deltas += output.finish()
                 account.reasoning_tokens = output.reasoning_tokens
                 account.stop = output.stopped
-                for delta in deltas:
-                    yield TextDelta(delta.channel == "reasoning", delta.text)
+                made: Sequence[Delta | CallStart | CallArguments | CallEnd] = deltas
+                if calls is not None:
+                    made = calls.push(deltas)
+                    if account.finish is not None:
+                        made = [*made, *calls.finish(ended=account.ended_itself)]
+                        account.parsed = calls.result
+                account.calls += sum(isinstance(one, CallEnd) for one in made)
+                if answer.constraint is not None:
+                    account.constraint = observation(
+                        answer.constraint,
+                        account.finish,
+                        content=account.generated > account.reasoning_tokens + account.ended_itself,
+                        calls=account.calls > 0,
+                    )
+                for one in made:
+                    yield TextDelta(one.channel == "reasoning", one.text) if isinstance(one, Delta) else one
                     spoke = time.monotonic()
     except EngineLostError as error:
         raise unavailable(f"the engine stopped while it worked on this request ({error}); try again") from error
 
 
-def _submit(request: int, prepared: Prepared, deadline: float) -> Submit:
+def _submit(request: int, prepared: Prepared, deadline: float, cache_salt: bytes) -> Submit:
+    # The engine matches bytes and knows no channels. A thinking answer is searched channel by channel, by `output`.
+    constraint = prepared.constraint
+    stops = () if prepared.thinking else tuple(stop.encode() for stop in prepared.stops)
     return Submit(
         id=request,
         token_ids=prepared.token_ids,
         sampling=prepared.sampling,
         max_tokens=prepared.max_tokens,
         stop_ids=prepared.stop_ids,
-        stop_strings=tuple(stop.encode() for stop in prepared.stops),
+        stop_strings=stops,
         thinking=prepared.thought,
+        constraint=None if constraint is None else constraint.source(after_thought=prepared.thinking),
         deadline_seconds=deadline,
+        cache_salt=cache_salt,
     )
 
 
@@ -285,6 +405,9 @@ def _note_tokens(account: Account, lane: LaneTokens) -> list[int]:
             if account.on_first_token is not None:
                 account.on_first_token(account.first_token - account.arrived)
         account.token_ids += ids
+    if lane.finish == "error" and lane.error_code:
+        log.warning("constraint_failed", code=lane.error_code, reason=lane.error)
+        raise lane_error(lane.error_code, lane.error)
     if lane.finish == "error":
         log.error("generation_failed", reason=lane.error)
         raise internal()

@@ -23,12 +23,15 @@ RETRY = 2.0
 
 @dataclass(frozen=True)
 class ServedModel:
-    """One opened artifact. `created` is in Unix seconds."""
+    """One opened artifact. `created` is in Unix seconds, `size` in bytes over all files."""
 
     frontend: Frontend
     name: str
     fingerprint: str
     created: int
+    size: int = 0
+    architecture: str = ""
+    formats: tuple[str, ...] = ()
 
 
 Load = Callable[[Path, Path | None], ServedModel]
@@ -45,7 +48,17 @@ def load_model(artifact: Path, template: Path | None) -> ServedModel:
     created = int(artifact.stat().st_mtime)
     with Artifact.open(artifact) as opened:
         frontend = Frontend.load(opened, text)
-        return ServedModel(frontend, opened.name, opened.fingerprint, created)
+        directory = opened.directory
+        architectures = directory.components["text"].config.get("architectures") or [""]
+        return ServedModel(
+            frontend,
+            opened.name,
+            opened.fingerprint,
+            created,
+            size=directory.payload_bytes,
+            architecture=str(architectures[0]),
+            formats=tuple(sorted({tensor.format for tensor in directory.tensors})),
+        )
 
 
 class ModelLoader:

@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -29,6 +30,19 @@ class SamplingFields(Protocol):
     def frequency_penalty(self) -> float | None: ...
     @property
     def seed(self) -> int | None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedSampling:
+    """Sampling fields of a protocol that has only some of them."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
 
 
 # Published presets (spec/model.md §16.1), by whether the prompt opens a thought.

@@ -6,11 +6,9 @@ the order of members.
 """
 
 import json
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -19,44 +17,32 @@ from pydantic import (
     StrictBool,
     StrictStr,
     Tag,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
-LARGEST_COUNT = 2**31 - 1
+from engine.api.chat_tools import DeclaredTool, declare
+from engine.api.constraints import Form
+from engine.api.errors import invalid
+from engine.api.fields import (
+    LARGEST_COUNT,
+    NO_LOGPROBS,
+    Effort,
+    never,
+    one_of,
+    only,
+    real,
+    refuse,
+    whole,
+)
+from engine.api.forms import ResponseFormat, StructuredOutputs
+from engine.api.tool_choice import SCHEMA, Choice, read_choice
+from engine.api.tools import Toolset, assistant_turn, historic_call, paired, result_turn
+
 LARGEST_BUDGET = 2**32 - 1
 LONGEST_STOP = 1024
-
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-
-def _real(minimum: float, maximum: float) -> Any:
-    return Field(strict=True, ge=minimum, le=maximum, allow_inf_nan=False)
-
-
-def _whole(minimum: int, maximum: int) -> Any:
-    return Field(strict=True, ge=minimum, le=maximum)
-
-
-def refuse(code: str, message: str) -> PydanticCustomError:
-    """The error of a field that asks for what this version lacks."""
-    return PydanticCustomError(code, "{text}", {"text": message})
-
-
-def _only(neutral: Callable[[Any], bool], code: str, message: str) -> AfterValidator:
-    """Accept neutral values; refuse the rest with `code`."""
-
-    def check(value: Any) -> Any:
-        if value is None or neutral(value):
-            return value
-        raise refuse(code, message)
-
-    return AfterValidator(check)
-
-
-def _is(*accepted: Any) -> Callable[[Any], bool]:
-    return lambda value: value in accepted
+_OTHER_SPELLING = "use response_format, or structured_outputs with grammar, choice or regex"
 
 
 def _empty(value: Any) -> bool:
@@ -71,9 +57,7 @@ def _all_zero(value: Any) -> bool:
     return all(isinstance(item, int | float) and item == 0 for item in value.values())
 
 
-_NO_CONSTRAINTS = "this version writes free text only; leave the field out and ask for the form in the prompt"
-_NO_TOOLS = "this version calls no tools; send no tools and describe them in the prompt"
-_NO_LOGPROBS = "log-probabilities are not returned; leave the field out"
+_NO_LEGACY = "functions are declared in tools and chosen with tool_choice"
 
 
 class Part(BaseModel):
@@ -215,25 +199,11 @@ class StreamOptions(BaseModel):
     include_obfuscation: StrictBool | None = None
 
 
-class ResponseFormat(BaseModel):
-    """Only plain text is written."""
-
-    type: Annotated[StrictStr, _only(_is("text"), "constrained_decoding_not_supported", _NO_CONSTRAINTS)]
-
-
 def _stops(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-# Tools that other servers run themselves are dropped, as the clients that send them expect (spec/serving.md §6.5).
-_HOSTED = ("web_search", "code_interpreter", "file_search", "image_generation", "computer_use", "mcp")
-
-
-def _only_hosted(tools: Any) -> bool:
-    return all(isinstance(tool, dict) and str(tool.get("type")).startswith(_HOSTED) for tool in tools)
-
-
-_Refused = Annotated[Any, _only(lambda _: False, "constrained_decoding_not_supported", _NO_CONSTRAINTS)]
+_Refused = Annotated[Any, never("constrained_decoding_not_supported", _OTHER_SPELLING)]
 
 
 class ChatRequest(BaseModel):
@@ -245,18 +215,18 @@ class ChatRequest(BaseModel):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
 
     # Length and sampling
-    max_completion_tokens: Annotated[int, _whole(0, LARGEST_COUNT)] | None = None
-    max_tokens: Annotated[int, _whole(0, LARGEST_COUNT)] | None = None
-    temperature: Annotated[float, _real(0, 2)] | None = None
-    top_p: Annotated[float, _real(0, 1)] | None = None
-    min_p: Annotated[float, _real(0, 1)] | None = None
-    top_k: Annotated[int, _whole(0, 20)] | None = None
-    presence_penalty: Annotated[float, _real(-2, 2)] | None = None
-    frequency_penalty: Annotated[float, _real(-2, 2)] | None = None
-    seed: Annotated[int, _whole(-(2**63), 2**63 - 1)] | None = None
+    max_completion_tokens: Annotated[int, whole(0, LARGEST_COUNT)] | None = None
+    max_tokens: Annotated[int, whole(0, LARGEST_COUNT)] | None = None
+    temperature: Annotated[float, real(0, 2)] | None = None
+    top_p: Annotated[float, real(0, 1)] | None = None
+    min_p: Annotated[float, real(0, 1)] | None = None
+    top_k: Annotated[int, whole(0, 20)] | None = None
+    presence_penalty: Annotated[float, real(-2, 2)] | None = None
+    frequency_penalty: Annotated[float, real(-2, 2)] | None = None
+    seed: Annotated[int, whole(-(2**63), 2**63 - 1)] | None = None
     repetition_penalty: Annotated[
-        Annotated[float, _real(0, 1e6)] | None,
-        _only(_is(1), "repetition_penalty_not_supported", "only 1; use presence_penalty or frequency_penalty"),
+        Annotated[float, real(0, 1e6)] | None,
+        only(one_of(1), "repetition_penalty_not_supported", "only 1; use presence_penalty or frequency_penalty"),
     ] = None
     stop: Annotated[
         list[Annotated[StrictStr, Field(min_length=1, max_length=LONGEST_STOP)]] | None,
@@ -276,28 +246,32 @@ class ChatRequest(BaseModel):
     enable_thinking: StrictBool | None = None
     preserve_thinking: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    thinking_budget: Annotated[int, _whole(1, LARGEST_BUDGET)] | None = None
+    thinking_budget: Annotated[int, whole(1, LARGEST_BUDGET)] | None = None
+
+    # Tools
+    tools: list[DeclaredTool] | None = None
+    tool_choice: Annotated[Choice, BeforeValidator(read_choice), WithJsonSchema(SCHEMA)] = Choice()
+    parallel_tool_calls: StrictBool | None = None
+    tool_constraints: Literal["basic", "auto"] | None = None
+
+    # The form of the answer
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     # What this version lacks
     n: Annotated[
-        Annotated[int, _whole(1, LARGEST_COUNT)] | None,
-        _only(_is(1), "n_not_supported", "one answer a request; send n requests"),
+        Annotated[int, whole(1, LARGEST_COUNT)] | None,
+        only(one_of(1), "n_not_supported", "one answer a request; send n requests"),
     ] = None
     logit_bias: Annotated[
-        dict[str, Any] | None, _only(_all_zero, "logit_bias_not_supported", "only zeros; leave the field out")
+        dict[str, Any] | None, only(_all_zero, "logit_bias_not_supported", "only zeros; leave the field out")
     ] = None
-    logprobs: Annotated[StrictBool | None, _only(_is(False), "logprobs_not_supported", _NO_LOGPROBS)] = None
+    logprobs: Annotated[StrictBool | None, only(one_of(False), "logprobs_not_supported", NO_LOGPROBS)] = None
     top_logprobs: Annotated[
-        Annotated[int, _whole(0, 20)] | None, _only(_is(0), "logprobs_not_supported", _NO_LOGPROBS)
+        Annotated[int, whole(0, 20)] | None, only(one_of(0), "logprobs_not_supported", NO_LOGPROBS)
     ] = None  # fmt: skip
-    tools: Annotated[list[Any] | None, _only(_only_hosted, "tools_not_supported", _NO_TOOLS)] = None
-    tool_choice: Annotated[Any, _only(_is("none", "auto"), "tool_choice_not_supported", _NO_TOOLS)] = None
-    parallel_tool_calls: StrictBool | None = None
-    tool_constraints: Literal["basic", "auto"] | None = None
-    functions: Annotated[list[Any] | None, _only(_empty, "legacy_tools_not_supported", _NO_TOOLS)] = None
-    function_call: Annotated[Any, _only(_is("none", "auto"), "legacy_tools_not_supported", _NO_TOOLS)] = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: _Refused = None
+    functions: Annotated[list[Any] | None, only(_empty, "legacy_tools_not_supported", _NO_LEGACY)] = None
+    function_call: Annotated[Any, only(one_of("none", "auto"), "legacy_tools_not_supported", _NO_LEGACY)] = None
     grammar: _Refused = None
     json_schema: _Refused = None
     guided_json: _Refused = None
@@ -306,25 +280,25 @@ class ChatRequest(BaseModel):
     guided_grammar: _Refused = None
     modalities: Annotated[
         list[StrictStr] | None,
-        _only(lambda value: value == ["text"], "modality_not_supported", "only [\"text\"]"),
+        only(lambda value: value == ["text"], "modality_not_supported", "only [\"text\"]"),
     ] = None  # fmt: skip
     verbosity: Annotated[
         Literal["low", "medium", "high"] | None,
-        _only(_is("medium"), "verbosity_not_supported", "only medium; ask for the length in the prompt"),
+        only(one_of("medium"), "verbosity_not_supported", "only medium; ask for the length in the prompt"),
     ] = None
-    store: Annotated[StrictBool | None, _only(_is(False), "store_not_supported", "chat answers are not stored")] = None
-    web_search_options: Annotated[
-        Any, _only(lambda _: False, "web_search_not_supported", "this server does not search the web")
-    ] = None
+    store: Annotated[StrictBool | None, only(one_of(False), "store_not_supported", "chat answers are not stored")] = (
+        None
+    )
+    web_search_options: Annotated[Any, never("web_search_not_supported", "this server does not search the web")] = None
     moderation: Annotated[
-        Any, _only(lambda _: False, "moderation_not_supported", "this server does not moderate")
+        Any, never("moderation_not_supported", "this server does not moderate")
     ] = None  # fmt: skip
     mm_processor_kwargs: Annotated[
         dict[str, Any] | None,
-        _only(_no_value, "mm_processor_kwargs_not_supported", "this server reads text only; leave the field out"),
+        only(_no_value, "mm_processor_kwargs_not_supported", "this server reads text only; leave the field out"),
     ] = None
     graft: Annotated[
-        StrictStr | None, _only(_is(""), "unknown_graft", "this server has no grafts; leave the field out")
+        StrictStr | None, only(one_of(""), "unknown_graft", "this server has no grafts; leave the field out")
     ] = None  # fmt: skip
     safety_identifier: Annotated[StrictStr, Field(max_length=64)] | None = None
     prompt_cache_key: Annotated[StrictStr, Field(max_length=64)] | None = None
@@ -339,42 +313,53 @@ class ChatRequest(BaseModel):
         """The longest answer that the request states."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    @property
+    def form(self) -> Form | None:
+        """The form that the answer must have. Raises ApiError: two are asked for."""
+        asked = None if self.response_format is None else self.response_format.form("response_format")
+        if self.structured_outputs is None:
+            return asked
+        if asked is not None:
+            raise invalid(
+                "structured_outputs: response_format asks for a form too; send one of them",
+                code="invalid_value",
+                param="structured_outputs",
+            )
+        return self.structured_outputs.form("structured_outputs")
+
+    @property
+    def toolset(self) -> Toolset:
+        """Declared tools and the choice among them. Raises ApiError: they cannot be had."""
+        return declare(self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls is not False)
+
 
 def messages_for_template(messages: list[ChatMessage]) -> list[dict[str, Any]]:
-    """The conversation as the template reads it: parts, decoded call arguments, one name for reasoning."""
-    return [_for_template(message) for message in messages]
+    """The conversation as the template reads it: parts, one name for reasoning, results in the order of their calls."""
+    # A client may have cut the beginning off, and legacy calls have no ids but their names.
+    turns = [_for_template(message) for message in messages]
+    return paired(turns, leading_results=True, unique_ids=False)
 
 
 def _for_template(message: ChatMessage) -> dict[str, Any]:
-    content: str | list[dict[str, str]]
+    content: str | list[dict[str, Any]]
     if isinstance(message.content, list):
         content = [{"type": "text", "text": part.value} for part in message.content]
     else:
         content = message.content if message.content is not None else (message.refusal or "")
-    made: dict[str, Any] = {"role": "tool" if message.role == "function" else message.role, "content": content}
     if message.role in ("tool", "function"):
-        made["tool_call_id"] = message.tool_call_id or message.name
-    if message.role == "assistant":
-        thought = message.reasoning_content if message.reasoning_content is not None else message.reasoning
-        if thought is not None:
-            made["reasoning_content"] = thought
-        calls = [_call(call) for call in message.tool_calls or ()]
-        if message.function_call is not None:
-            name = message.function_call.name
-            calls.append({"id": name, "type": "function", "function": _function(message.function_call)})
-        if calls:
-            made["tool_calls"] = calls
-    return made
+        return result_turn(message.tool_call_id or message.name or "", content)
+    if message.role != "assistant":
+        return {"role": message.role, "content": content}
+    calls = [_call(call) for call in message.tool_calls or ()]
+    if message.function_call is not None:
+        called = message.function_call
+        calls.append(historic_call(called.name, called.name, called.arguments))
+    thought = message.reasoning_content if message.reasoning_content is not None else message.reasoning
+    return assistant_turn(content, reasoning=thought, calls=calls)
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
     if call.function is not None:
-        return {"id": call.id, "type": "function", "function": _function(call.function)}
+        return historic_call(call.id, call.function.name, call.function.arguments)
     assert call.custom is not None  # checked by the model
-    # A free-text tool is shown to the model as a function with one string (spec/serving.md §6.5).
-    function = {"name": call.custom.name, "arguments": {"input": call.custom.input}}
-    return {"id": call.id, "type": "function", "function": function}
-
-
-def _function(function: CalledFunction) -> dict[str, Any]:
-    return {"name": function.name, "arguments": function.arguments}
+    return historic_call(call.id, call.custom.name, call.custom.input, "custom")

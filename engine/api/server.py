@@ -62,6 +62,8 @@ async def serve(service: Service, listener: socket.socket, stop: asyncio.Event) 
         with suppress(asyncio.CancelledError):
             await work
         await runner.cleanup()
+        service.records.log.close()
+        service.close_checker()
         service.pool.shutdown(wait=False, cancel_futures=True)
 
 

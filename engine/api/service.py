@@ -1,6 +1,8 @@
 """What every handler needs, put together once."""
 
 import asyncio
+import itertools
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,11 +13,21 @@ from aiohttp import web
 
 from engine.api.auth import Keys
 from engine.api.config import ApiConfig, read_keys
+from engine.api.constraints import refusal
 from engine.api.engine_link import EngineLink
 from engine.api.errors import overloaded, unavailable
 from engine.api.metrics import Metrics
 from engine.api.model import Load, ModelLoader, ServedModel, load_model
 from engine.api.readiness import Readiness
+from engine.api.records import Records
+from engine.api.reporter import Reporter
+from engine.api.request_log import RequestLog
+from engine.api.responses.store import ResponseStore
+from engine.api.totals import Totals
+from engine.constraint.checker import Checker
+from engine.constraint.constraint import Constraint
+from engine.constraint.errors import ConstraintError
+from engine.constraint.process import Vocabulary
 from engine.log import get_logger
 from engine.protocol import Limits, Statistics
 
@@ -59,16 +71,23 @@ class Service:
     def __init__(self, config: ApiConfig, load: Load = load_model) -> None:
         self.config = config
         self.keys = Keys(read_keys(config))
+        log_path = None if config.request_log_jsonl is None else Path(config.request_log_jsonl)
+        self.records = Records(RequestLog(log_path, not_at=Path(config.artifact)))
+        self.totals = Totals()
+        self._requests = itertools.count(1)
         self.pool = ThreadPoolExecutor(config.threads, thread_name_prefix="prepare")
         self.link = EngineLink(
-            Path(config.socket), heartbeat=config.heartbeat, stall=config.stall, on_statistics=self._count
-        )
+            Path(config.socket), heartbeat=config.heartbeat, stall=config.stall, on_statistics=self._count,
+            on_round=self.totals.decoded,
+        )  # fmt: skip
         template = None if config.chat_template is None else Path(config.chat_template)
         self.loader = ModelLoader(Path(config.artifact), template, load, self.pool, self._served)
         state_file = None if config.state_file is None else Path(config.state_file)
         self.readiness = Readiness(self.link, self.loader, state_file)
         self.metrics = Metrics(self.link, lambda: self.readiness.model is not None)
         self.admission = Admission()
+        self._checker: tuple[ServedModel, Checker] | None = None
+        self.responses = ResponseStore(config.response_store_max_records, config.response_store_max_mib * 2**20)
         self.ready = asyncio.Event()  # set once, when requests are first served
 
     @property
@@ -87,17 +106,49 @@ class Service:
         """The name that clients must send."""
         return self.config.model_id or model.name
 
+    def next_request(self) -> int:
+        """The number of a request whose preparation begins."""
+        return next(self._requests)
+
     async def offload(self, work: Callable[[], T]) -> T:
         """Run `work` in one of the worker threads."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
+    async def compiled(self, model: ServedModel, constraint: Constraint | None) -> None:
+        """Return once the constraint is known to compile.
+
+        Raises:
+            ApiError: it does not.
+        """
+        if constraint is None:
+            return
+        if self._checker is None or self._checker[0] is not model:
+            self.close_checker()
+            frontend = model.frontend
+            vocabulary = Vocabulary(
+                tokens=list(frontend.vocabulary), special=list(frontend.special_ids), end=frontend.stop_ids[0]
+            )
+            self._checker = model, Checker(vocabulary)
+        try:
+            await self._checker[1].check(constraint)
+        except ConstraintError as error:
+            raise refusal(error, constraint.field) from error
+
+    def close_checker(self) -> None:
+        """End the processes that compile constraints."""
+        if self._checker is not None:
+            self._checker[1].close()
+            self._checker = None
+
     async def run(self) -> None:
         """Follow the engine, the state file and the artifact, until cancelled."""
+        reporter = Reporter(self.totals, self.link, self.records.log)
         async with asyncio.TaskGroup() as group:
             group.create_task(self.link.run())
             group.create_task(self.loader.run())
             group.create_task(self.readiness.run())
             group.create_task(self._announce())
+            group.create_task(reporter.run(self.config.log_stats_interval_ms / 1000))
 
     async def _announce(self) -> None:
         while True:
@@ -106,6 +157,8 @@ class Service:
                 break
             await asyncio.sleep(POLL)
         self.metrics.serving(self.public_id(model), limits, lambda: self.admission.active)
+        self.records.serving(self.config, model, self.public_id(model), limits, keys=self.keys.configured)
+        self.totals.ready = time.monotonic()
         self.ready.set()
         log.info("serving", model=self.public_id(model), max_context=limits.max_context, lanes=limits.lanes)
 
@@ -114,6 +167,7 @@ class Service:
 
     def _count(self, before: Statistics, now: Statistics) -> None:
         self.metrics.statistics(before, now)
+        self.totals.statistics(before, now)
 
 
 SERVICE = web.AppKey("service", Service)

@@ -249,6 +249,9 @@ class Loop:
         for lane in self.scheduler.admit(self.clock()):
             try:
                 self.runtime.start_lane(lane.slot, lane.request.generated)
+                if not lane.request.generated:
+                    request = lane.request
+                    self.send(request.connection, Progress(id=request.id, processed=0, total=request.target))
             except Exception as error:
                 self._end(lane.request, "error", error=STEP_FAILED)
                 self._failed(error)

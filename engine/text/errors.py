@@ -5,7 +5,7 @@ class PromptError(Exception):
     """The request cannot be turned into a prompt. Maps to status 400.
 
     Attributes:
-        code: `invalid_prompt`, `invalid_template_option`, `conflicting_template_option` or `invalid_tool_history`.
+        code: one of spec/serving.md §4.3 and §4.4, such as `invalid_prompt` or `invalid_tool_history`.
         message: one sentence for the person who sent the request.
         param: the request field at fault, or None.
     """

@@ -1,6 +1,5 @@
 """Messages to token ids and token ids to text, for one artifact. The API's only door to tokenizer and template."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ from engine.text.stream import Output
 from engine.text.template import TEMPLATE, ChatTemplate, Limits
 from engine.text.template_options import TemplateOptions, resolve_options
 from engine.text.tokenizer import Tokenizer
+from engine.text.tool_history import decode_arguments
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -45,6 +45,7 @@ class Frontend:
         vocabulary: bytes of each token, by id.
         token_count: how many ids exist.
         stop_ids: ids that end an answer, from `generation_config.json`.
+        special_ids: ids that are never text.
         thinks: the template opens a think block when asked to.
     """
 
@@ -56,6 +57,7 @@ class Frontend:
         self._template = template
         self._variables = dict(variables)
         self.stop_ids = stop_ids
+        self.special_ids = tuple(token.id for token in tokenizer.vocabulary.added if token.special)
         self.vocabulary: Sequence[bytes] = tokenizer.vocabulary.tokens
         self.token_count = len(self.vocabulary)
         self._think_open = tokenizer.vocabulary.added_id(THINK_OPEN)
@@ -139,9 +141,12 @@ class Frontend:
         text = WRAP_UP + THINK_CLOSE + (AFTER_THOUGHT if after else "")
         return self._tokenizer.encode_template(text, lambda ordinary: ordinary)
 
-    def output(self, thinking: bool, stop_strings: Sequence[str] = ()) -> Output:
-        """A reader for the answer to a prompt whose `thinking` is given. Raises ValueError: an empty stop string."""
-        return Output(self._shown, thinking=thinking, stop_strings=stop_strings)
+    def output(self, thinking: bool, stop_strings: Sequence[str] = (), *, exact: bool = False) -> Output:
+        """A reader for the answer to a prompt whose `thinking` is given.
+
+        `exact` keeps the white space between a thought and the answer. Raises ValueError: an empty stop string.
+        """
+        return Output(self._shown, thinking=thinking, stop_strings=stop_strings, exact=exact)
 
     def _render(
         self,
@@ -207,14 +212,7 @@ def _with_decoded_arguments(message: Message, index: int) -> dict[str, Any]:
         function = call.get("function", call)
         arguments = function.get("arguments") if isinstance(function, Mapping) else None
         if isinstance(arguments, str):
-            where += ".function.arguments"
-            try:
-                arguments = json.loads(arguments) if arguments.strip() else {}
-            except (ValueError, RecursionError) as error:
-                raise PromptError("invalid_tool_history", f"{where} is not JSON: {error}", where) from error
-            if not isinstance(arguments, dict):
-                raise PromptError("invalid_tool_history", f"{where} is not a JSON object", where)
-            function = {**function, "arguments": arguments}
+            function = {**function, "arguments": decode_arguments(arguments, f"{where}.function.arguments")}
         decoded.append({**call, "function": function} if "function" in call else function)
     return copy
 

@@ -16,11 +16,13 @@ def test_every_generation_option_has_its_place() -> None:
 
 
 def test_options_survive_the_file(tmp_path: Path) -> None:
-    flags = {"port": "9000", "model_id": "mine", "greedy": "on", "top_k": "3", "chat_template": "/t.jinja"}
+    flags = {"port": "9000", "model_id": "mine", "greedy": "on", "top_k": "3", "chat_template": "/t.jinja",
+             "response_store_max_records": "7", "response_store_max_mib": "8"}  # fmt: skip
     options = resolve(flags, environ={}).options
     made = from_options(options, artifact=Path("/a"), socket=Path("/s"), state_file=Path("/state.json"))
     assert (made.port, made.model_id, made.generation.top_k, made.chat_template) == (9000, "mine", 3, "/t.jinja")
     assert made.generation.greedy
+    assert (made.response_store_max_records, made.response_store_max_mib) == (7, 8)
     file = tmp_path / "api.json"
     file.write_bytes(msgspec.json.encode(made))
     assert read_config(file) == made

@@ -97,11 +97,11 @@ def test_request_ids_and_version(box: Box) -> None:
     assert re.fullmatch(r"req_[0-9a-f]{32}", openai.headers["x-request-id"])
     missing = box.request("GET", "/v1/nothing")
     assert re.fullmatch(r"req_[0-9a-f]{32}", missing.headers["x-request-id"])
-    anthropic = box.request("POST", "/v1/messages/count_tokens", {})
+    anthropic = box.request("POST", "/v1/messages/nothing", {})
     assert re.fullmatch(r"req_[0-9a-f]{16}", anthropic.headers["request-id"])
     assert anthropic.json == {
         "type": "error",
-        "error": {"type": "not_found_error", "message": "there is nothing at /v1/messages/count_tokens"},
+        "error": {"type": "not_found_error", "message": "there is nothing at /v1/messages/nothing"},
         "request_id": anthropic.headers["request-id"],
     }
     stream = box.chat(stream=True)

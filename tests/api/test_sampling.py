@@ -63,5 +63,5 @@ def test_seed_is_signed_on_the_wire_and_unsigned_inside() -> None:
     ],
 )
 def test_keys(headers: dict[str, str], accepted: bool) -> None:
-    assert Keys(["secret", "other"]).accept(headers) is accepted
-    assert Keys([]).accept(headers)
+    assert (Keys(["secret", "other"]).decide(headers, "::1").verdict == "accepted") is accepted
+    assert Keys([]).decide(headers, None).verdict == "accepted"

@@ -50,9 +50,11 @@ def parse(**fields: Any) -> ChatRequest:
 
 def parse_bytes(body: bytes) -> ChatRequest:
     try:
-        return ChatRequest.model_validate_json(body)
+        made = ChatRequest.model_validate_json(body)
     except ValidationError as error:
         raise from_validation(error, body) from error
+    assert made.toolset.tools is not None  # refuses what the schema alone cannot
+    return made
 
 
 def refused(**fields: Any) -> ApiError:
@@ -73,6 +75,15 @@ def test_absurd_numbers_are_refused_by_name(field: str, number: str) -> None:
         parse_bytes(body)
     assert (caught.value.status, caught.value.param) == (400, field)
     assert field in caught.value.message
+
+
+def tool(name: str, **members: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name} | members}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 RANGES: dict[str, tuple[float, float]] = {
@@ -132,9 +143,27 @@ def test_any_json_is_taken_or_refused_by_name(fields: dict[str, Any]) -> None:
         ({"logit_bias": {"5": 1}}, "logit_bias_not_supported"),
         ({"logprobs": True}, "logprobs_not_supported"),
         ({"top_logprobs": 3}, "logprobs_not_supported"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools_not_supported"),
-        ({"tool_choice": "required"}, "tool_choice_not_supported"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice_not_supported"),
+        ({"tools": "f"}, "invalid_type"),
+        ({"tools": ["f"]}, "invalid_type"),
+        ({"tools": [{"type": "function"}]}, "invalid_value"),
+        ({"tools": [{"type": "telepathy"}]}, "tool_type_not_supported"),
+        ({"tools": [tool("")]}, "invalid_tool_name"),
+        ({"tools": [tool("a b")]}, "invalid_tool_name"),
+        ({"tools": [tool("f" * 65)]}, "invalid_tool_name"),
+        ({"tools": [tool("f"), {"type": "custom", "custom": {"name": "f"}}]}, "duplicate_tool_name"),
+        ({"tools": [tool("f", parameters={"type": "array"})]}, "invalid_json_schema"),
+        ({"tools": [tool("f", strict=True)]}, "constrained_decoding_not_supported"),
+        ({"tool_choice": "required"}, "invalid_tool_choice"),
+        ({"tool_choice": "required", "tools": [tool("f")]}, "tool_choice_not_supported"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "invalid_tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "f"}, "tools": [tool("f")]}, "tool_choice_not_supported"),
+        ({"tool_choice": {"type": "custom", "custom": {"name": "g"}}, "tools": [tool("f")]}, "invalid_tool_choice"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice_not_supported"),
+        ({"tool_choice": "sometimes"}, "invalid_value"),
+        ({"tool_choice": 5}, "invalid_type"),
+        ({"tool_choice": allowed("auto", "g"), "tools": [tool("f")]}, "invalid_tool_choice"),
+        ({"tool_choice": allowed("required", "f"), "tools": [tool("f")]}, "tool_choice_not_supported"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "invalid_tool_choice"),
         ({"functions": [{"name": "f"}]}, "legacy_tools_not_supported"),
         ({"function_call": {"name": "f"}}, "legacy_tools_not_supported"),
         ({"response_format": {"type": "json_object"}}, "constrained_decoding_not_supported"),
@@ -180,6 +209,53 @@ NEUTRAL: dict[str, Any] = {
 def test_neutral_values_and_unknown_fields_are_accepted() -> None:
     assert parse(**NEUTRAL).n == 1
     assert parse(tools=[{"type": "web_search_preview"}]).tools
+
+
+def test_declared_tools() -> None:
+    schema = {"type": "object", "properties": {"zebra": {"type": "string"}, "apple": {"type": "integer"}}}
+    grammar = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /a+/"}}
+    request = parse(
+        tools=[
+            tool("look", description="see", parameters=schema, strict=False),
+            {"type": "web_search_preview", "any": "thing"},
+            {"type": "custom", "custom": {"name": "write", "description": "put", "format": grammar}},
+            tool("stay"),
+        ],
+        tool_choice=allowed("auto", "look", "write"),
+        parallel_tool_calls=False,
+    )
+    look, write, stay = request.toolset.declarations()
+    function = {"name": "look", "parameters": schema, "strict": False, "description": "see"}
+    assert json.dumps(look) == json.dumps({"type": "function", "function": function})  # members in their order
+    assert write["function"]["description"] == "put\n\nThe input follows this lark grammar:\nstart: /a+/"
+    assert stay["function"]["parameters"] == {"type": "object", "properties": {}}
+    choice = request.toolset.choice
+    assert (choice.minimum, choice.maximum, choice.names) == (0, 1, frozenset({"look", "write"}))
+    assert parse(tools=[tool("f")], tool_choice="none").toolset.reader() is None
+    assert parse(tools=[{"type": "mcp_server"}]).toolset.declarations() == []
+
+
+def test_results_are_put_in_the_order_of_their_calls() -> None:
+    def call(name: str) -> dict[str, Any]:
+        return {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+    def result(name: str) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": name, "content": name}
+
+    turns = [
+        result("early"),
+        {"role": "assistant", "tool_calls": [call("a"), call("b"), call("c")]},
+        result("b"), result("a"),
+        {"role": "user", "content": "on"},
+    ]  # fmt: skip
+    made = messages_for_template(parse(messages=turns).messages)
+    order = [one["tool_call_id"] for one in made if one["role"] == "tool"]
+    assert order == ["early", "a", "b"]
+    assert made[-1]["content"] == "on"
+    for stray in (result("stray"), result("a")):
+        with pytest.raises(ApiError) as caught:
+            messages_for_template(parse(messages=[*turns[1:4], stray]).messages)
+        assert (caught.value.code, (caught.value.param or "")[:11]) == ("invalid_tool_history", "messages[3]")
 
 
 @pytest.mark.parametrize(
@@ -232,7 +308,8 @@ def test_history_reaches_the_template_whole_and_in_order() -> None:
     assert [part["text"] for part in system["content"]] == ["a", "b"]
     assert user == {"role": "user", "content": ""}
     assert (calls["content"], calls["reasoning_content"]) == ("", "hm")
-    assert calls["tool_calls"][0]["function"] == {"name": "f", "arguments": arguments}
+    function = calls["tool_calls"][0]["function"]
+    assert (function["name"], json.dumps(function["arguments"])) == ("f", arguments)
     assert calls["tool_calls"][1]["function"] == {"name": "g", "arguments": {"input": "raw"}}
     assert result == {"role": "tool", "content": "r", "tool_call_id": "c1"}
     assert legacy["tool_calls"][0]["function"]["name"] == legacy_result["tool_call_id"] == "h"

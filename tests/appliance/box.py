@@ -63,17 +63,8 @@ class Box:
 
     def start(self, **environment: str) -> "Box":
         """Start `up`."""
-        command = [
-            sys.executable,
-            "-W",
-            "error",
-            "-m",
-            "tests.appliance.programs.up",
-            json.dumps(self.policy),
-            *self.flags(),
-        ]
         self.process = subprocess.Popen(
-            command,
+            [sys.executable, "-W", "error", "-m", *self.up(), *self.flags()],
             cwd=ROOT,
             env={**self.environment, **environment},
             stdin=subprocess.DEVNULL,
@@ -86,6 +77,10 @@ class Box:
         self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
         self._reader.start()
         return self
+
+    def up(self) -> list[str]:
+        """The module that is `up`, and its first arguments."""
+        return ["tests.appliance.programs.up", json.dumps(self.policy)]
 
     def flags(self) -> list[str]:
         """The flags of this box."""

@@ -96,6 +96,7 @@ def test_a_box_from_power_on_to_stop(make_box: MakeBox) -> None:
     assert (stopped.returncode, stopped.stdout.strip()) == (0, "stopped"), stopped.stderr
     assert box.ended() == 0
     assert box.everyone() == []
+    assert list(box.run.iterdir()) == []
     for line in (f"ready at http://127.0.0.1:{box.port}", "try: curl -N", "--model", "flag", "default"):
         assert line in box.output
     final = box.state()

@@ -237,7 +237,9 @@ def test_terminal_display_shows_phases_and_cleans_up() -> None:
 def test_the_invitation_can_be_typed_and_hides_the_key(settings: Settings, tmp_path: Path) -> None:
     lines = invitation(settings)
     assert lines[0] == "ready at http://127.0.0.1:8080"
-    assert '"stream": true' in lines[1]
+    assert '"stream": true' in lines[-1]
+    nano = load_settings({"home": str(tmp_path), "model": "nano"}, {})
+    assert "random weights" in invitation(nano)[1]
     secret = load_settings({"home": str(tmp_path), "model": str(settings.artifact), "api_key": "hush"}, {})
     assert "hush" not in "".join(invitation(secret))
     assert "Authorization: Bearer" in invitation(secret)[1]

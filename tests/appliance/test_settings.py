@@ -67,6 +67,7 @@ def test_a_catalog_name_becomes_a_file_in_the_model_folder(tmp_path: Path) -> No
 def test_what_is_wrong_is_named(tmp_path: Path, artifact: Path) -> None:
     with pytest.raises(ConfigurationError, match="no such file"):
         settings(tmp_path, tmp_path / "absent.ninfer")
+    assert settings(tmp_path, artifact, profile="tuned").options.profile == "tuned", "run.sh names it for every model"
     with pytest.raises(ConfigurationError, match="--profile fast"):
         settings(tmp_path, artifact, profile="fast")
     (tmp_path / "settings.toml").write_text('home = "/elsewhere"\n')

@@ -30,7 +30,7 @@ def test_no_tokens_asked_for_runs_the_prompt_only() -> None:
     (answer,) = harness.run(submit(range(60), 0))
     assert (answer.tokens, answer.finish) == ([], "length")
     assert harness.model.columns == 60
-    assert [(p.processed, p.total) for p in answer.progress] == [(60, 60)]
+    assert [(p.processed, p.total) for p in answer.progress] == [(0, 60), (60, 60)]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_chunks_and_rounds_see_every_token_once(length: int) -> None:
     chunked = Harness(prefill_chunk=128).run(submit(prompt, 40))[0]
     assert whole.tokens == chunked.tokens
     assert len(whole.tokens) == 40
-    assert [p.processed for p in chunked.progress] == [*range(128, length, 128), length]
+    assert [p.processed for p in chunked.progress] == [*range(0, length, 128), length]
 
 
 def test_stop_ids_end_with_the_token() -> None:
@@ -135,7 +135,7 @@ def test_at_most_one_chunk_between_two_rounds_and_chunks_take_turns() -> None:
         harness.cycle()
         assert len(streaming.tokens) == before + 1
         assert harness.model.columns - columns <= 128 + 3
-    assert [[p.processed for p in answer.progress] for answer in long] == [[128, 256, 384], [128, 256, 384]]
+    assert [[p.processed for p in answer.progress] for answer in long] == [[0, 128, 256, 384]] * 2
 
 
 @pytest.mark.parametrize("how", ["cancel", "close"])
@@ -279,7 +279,7 @@ def test_short_memory_pauses_the_youngest_and_changes_no_answer() -> None:
     roomy = Harness(lanes=4, max_context=192, kv_capacity=12 * 64).run(*asked)
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in roomy]
     assert [len(answer.tokens) for answer in answers] == [150] * 4
-    assert [[p.processed for p in answer.progress] for answer in answers] == [[30]] * 4  # a replay is silent
+    assert [[p.processed for p in answer.progress] for answer in answers] == [[0, 30]] * 4  # a replay is silent
 
 
 def test_statistics() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from downloader.catalog import DEFAULT_CATALOG, find, read_catalog
+from downloader.catalog import DEFAULT_CATALOG, Pin, find, read_catalog
 from downloader.errors import CatalogError
-from downloader.verify import sha256_file
+from downloader.verify import is_verified, record_path, sha256_file
 from tests.downloader.hub import write_catalog
 
 
@@ -75,3 +75,22 @@ def test_list_and_clean(tmp_path: Path, arguments: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert part.exists() == ("--clean" not in arguments)
+
+
+def test_a_record_that_cannot_be_kept_costs_only_the_next_read(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.ninfer"
+    path.write_bytes(b"body")
+    pin = Pin(
+        name="tiny",
+        file="tiny.ninfer",
+        bytes=4,
+        sha256=hashlib.sha256(b"body").hexdigest(),
+        format_version=3,
+        revision="",
+        url=None,
+        path=path,
+    )
+    # Neither replaced nor removed, as on a read-only file system; root may write everywhere else.
+    (record_path(path) / "in the way").mkdir(parents=True)
+    assert is_verified(path, pin)
+    assert is_verified(path, pin)

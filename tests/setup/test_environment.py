@@ -109,8 +109,15 @@ def checkout(tmp_path: Path) -> Path:
 
 def run(copy: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environ = os.environ | {"NINFER_PYTHON": sys.executable} | variables
+    # In the copy: `python -m` looks beside itself first, and the whole program is where the tests run.
     return subprocess.run(
-        [str(copy / "run.sh"), *arguments], env=environ, capture_output=True, text=True, check=False, timeout=60
+        [str(copy / "run.sh"), *arguments],
+        env=environ,
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
 
 

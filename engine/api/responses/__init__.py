@@ -1,0 +1,1 @@
+"""OpenAI Responses (spec/serving.md §8)."""
