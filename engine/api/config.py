@@ -15,8 +15,8 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     default_max_tokens: int | None = None
     max_output_tokens: int | None = None
     no_thinking: bool = False
-    default_thinking_budget: int | None = None
     reasoning_effort: str | None = None
+    default_thinking_budget: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
