@@ -16,14 +16,14 @@ def test_a_bit_an_id(count: int, rows: int, seed: int) -> None:
     masked = allow(logits, words)
     for row in range(rows):
         for token in range(count):
-            allowed = words[row, token // 32].item() >> (token % 32) & 1
+            allowed = int(words[row, token // 32]) >> (token % 32) & 1
             assert masked[row, token] == (logits[row, token] if allowed else float("-inf"))
 
 
 def test_only_what_is_allowed_is_sampled() -> None:
     rows = 200
     words = torch.zeros(rows, 2, dtype=torch.int32)
-    words[:, 0], words[:, 1] = 1 << 3, 1 << 31  # ids 3 and 63, the latter the sign bit
+    words[:, 0], words[:, 1] = 1 << 3, -(2**31)  # ids 3 and 63, the latter the sign bit
     logits = torch.zeros(rows, 64)
     logits[:, 3] = -30.0
 
