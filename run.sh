@@ -48,7 +48,6 @@ case "${1:-}" in
 -h | --help) usage; exit 0 ;;
 esac
 check_system
-python=$(find_python)
 
 setup=()
 model=nano profile=tuned setup_only=
@@ -61,7 +60,12 @@ case "${1:-}" in
 esac
 [ "$model" = nano ] || setup+=(--real-model)
 
-venv=$("$python" "$root/tools/environment.py" "${setup[@]}")
+# An environment that is up to date says so itself, without a search for another interpreter.
+folder=${NINFER_VENV:-$root/.venv}
+if ! venv=$("$folder/bin/python" "$root/tools/environment.py" --check "${setup[@]}" 2>/dev/null); then
+    python=$(find_python)
+    venv=$("$python" "$root/tools/environment.py" "${setup[@]}")
+fi
 [ -z "$setup_only" ] || exit 0
 export NINFER_HOME=${NINFER_HOME:-$root/.ninfer}
 exec "$venv/bin/python" -m appliance.cli up --model "$model" --profile "$profile" "$@"

@@ -29,12 +29,13 @@ log = get_logger(__name__)
 
 LOOK_SECONDS = 0.1  # between two looks at state.json
 CONTROLLER_SECONDS = 2.0  # between two looks at whether there still is a controller
+START_SECONDS = 3.0  # in which supervisord starts its first programs
 STOP_SECONDS = 2 * DRAIN_SECONDS + 30  # for supervisord to stop everything
 EXTEND_MICROSECONDS = 60_000_000  # how long systemd should go on waiting after each sign of life
 
 
 def wake(path: Path) -> None:
-    """Make the supervisord at this socket look around now: it sleeps up to a second between steps of its stop."""
+    """Make the supervisord at this socket look around now: it sleeps up to a second before each start or stop."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
         knock.settimeout(0.2)
         knock.connect(str(path))
@@ -83,7 +84,8 @@ class Box:
         selector = selectors.DefaultSelector()
         selector.register(self._signals, selectors.EVENT_READ)
         selector.register(self._output, selectors.EVENT_READ)
-        next_controller_look = time.monotonic() + CONTROLLER_SECONDS
+        began = time.monotonic()
+        next_controller_look = began + CONTROLLER_SECONDS
         with selector:
             while not self._supervisor_ended:
                 for key, _ in selector.select(LOOK_SECONDS):
@@ -95,9 +97,10 @@ class Box:
                 self._reap()
                 self._look()
                 self._announce()
-                if self._stopping is not None or (self._last is not None and self._last.phase == "failed"):
-                    wake(self._files.supervisor_socket)
                 now = time.monotonic()
+                failed = self._last is not None and self._last.phase == "failed"
+                if now - began < START_SECONDS or failed or self._stopping is not None:
+                    wake(self._files.supervisor_socket)
                 if self._stopping is not None and now - self._stopping > STOP_SECONDS:
                     log.error("stop_took_too_long", seconds=STOP_SECONDS)
                     return

@@ -97,6 +97,8 @@ def api_config(settings: Settings, files: RunFiles) -> dict[str, object]:
         "cors": options.cors,
         "log_stats_interval_ms": options.log_stats_interval_ms,
         "request_log_jsonl": None if options.request_log_jsonl is None else str(options.request_log_jsonl.absolute()),
+        "response_store_max_records": options.response_store_max_records,
+        "response_store_max_mib": options.response_store_max_mib,
         "generation": generation,
         "engine": {
             "device": options.device,

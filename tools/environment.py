@@ -105,8 +105,8 @@ def fingerprint(build: dict[str, Any], lock: Path) -> str:
     return digest.hexdigest()
 
 
-def ensure(folder: Path, *, test: bool, real_model: bool) -> Path:
-    """Return the environment's folder, making what is missing."""
+def ensure(folder: Path, *, test: bool, real_model: bool, check: bool = False) -> Path:
+    """Return the environment's folder, making what is missing; with `check`, end with status 3 instead."""
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
         stop(f"Python {platform.python_version()} has no wheels here; install one of 3.11 to 3.14")
     wheels = tomllib.loads(WHEELS.read_text(encoding="utf-8"))
@@ -118,6 +118,8 @@ def ensure(folder: Path, *, test: bool, real_model: bool) -> Path:
         wanted["test"] = fingerprint(build, TEST_LOCK)
     if wanted.items() <= _stamp(folder).items():
         return folder
+    if check:
+        stop(f"{folder} is not up to date", 3)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f"{folder.name}.lock").open("a+") as lock:
         _lock(lock.fileno(), folder)
@@ -251,11 +253,12 @@ def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--test", action="store_true", help="also what the tests need")
+    parser.add_argument("--check", action="store_true", help="make nothing; status 3 when something is missing")
     parser.add_argument("--real-model", action="store_true", help="a model that needs a working card will be served")
     arguments = parser.parse_args()
     folder = Path(os.environ.get("NINFER_VENV") or ROOT / ".venv").absolute()
     try:
-        print(ensure(folder, test=arguments.test, real_model=arguments.real_model))
+        print(ensure(folder, test=arguments.test, real_model=arguments.real_model, check=arguments.check))
     except OSError as error:
         stop(f"{error.filename or folder}: {error.strerror}; free the disk or set NINFER_VENV to another folder", 1)
     except subprocess.CalledProcessError as error:

@@ -11,6 +11,7 @@ from engine.api.chat import chat_completions
 from engine.api.discovery import health, load, metrics, model, models, props, root
 from engine.api.errors import RETRY_AFTER, ApiError, internal
 from engine.api.messages import count_tokens, messages
+from engine.api.openapi import openapi
 from engine.api.readiness import progress_of
 from engine.api.responses import routes as responses
 from engine.api.service import SERVICE, Service
@@ -45,6 +46,7 @@ def create_app(service: Service) -> web.Application:
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{id:.+}", model)
+    app.router.add_get("/openapi.json", openapi)
     app.router.add_get("/props", props)
     app.router.add_get("/v1/load", load)
     app.router.add_post("/v1/chat/completions", chat_completions)

@@ -80,13 +80,6 @@ def count_ask_of(request: PromptRequest) -> Ask:
 
 def _refuse_what_is_missing(request: MessagesRequest) -> None:
     thinking = request.thinking
-    if thinking is not None and thinking.budget_tokens is not None:
-        raise invalid(
-            "thinking.budget_tokens: a thinking budget is not in this version;"
-            ' send {"type": "adaptive"}, and bound the answer with max_tokens',
-            code="parameter_not_supported",
-            param="thinking.budget_tokens",
-        )
     if thinking is not None and thinking.display == "omitted":
         raise invalid(
             "thinking.display: thoughts are always shown; send summarized or leave it out",
@@ -120,6 +113,7 @@ def _ask(
         preserve_thinking=request.preserve_thinking,
         template_kwargs=request.chat_template_kwargs or {},
         tools=_tools(request),
+        thinking_budget=request.thinking.budget_tokens if request.thinking is not None else None,
     )
 
 

@@ -95,7 +95,7 @@ def server_start(
             "default_output_tokens": defaults.default_max_tokens,
             "default_output_policy": "remaining_context" if defaults.default_max_tokens is None else "fixed",
             "default_thinking": not defaults.no_thinking and served.frontend.thinks,
-            "default_thinking_budget": None,
+            "default_thinking_budget": defaults.default_thinking_budget,
             "default_reasoning_effort": defaults.reasoning_effort,
             "default_preserve_thinking": None,
             "tolerant_tool_calls": False,
@@ -199,8 +199,8 @@ def request(exchange: "Exchange") -> dict[str, Any]:
     return shown | {
         "requested_output_tokens": prepared.max_tokens if ask.output_limit is None else ask.output_limit,
         "enable_thinking": prepared.thinking,
-        "thinking_budget": None,
-        "effective_thinking_budget": None,
+        "thinking_budget": ask.thinking_budget,
+        "effective_thinking_budget": None,  # the engine's to decide, and it does not say
         "requested_reasoning_effort": ask.reasoning_effort,
         "preserve_thinking": ask.preserve_thinking,
         "preserve_thinking_semantic_change": False,
@@ -299,7 +299,7 @@ def _timings(account: Account) -> dict[str, float | None]:
         "prepare": since_arrival(account.prepared),
         "ttft": since_arrival(account.first_token),
         "vision": 0.0,
-        "prefill": llama["prompt_ms"] / 1000,
-        "decode": llama["predicted_ms"] / 1000,
+        "prefill": round(llama["prompt_ms"] / 1000, 6),
+        "decode": round(llama["predicted_ms"] / 1000, 6),
         "total": since_arrival(account.ended),
     }

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any, Literal
 
-import numpy as np
-
-from engine.artifact.config import TextConfig
+from engine.artifact.config import MAX_FLOAT32, TextConfig, float32
 from engine.exits import ArtifactError
 
 DraftName = Literal["dflash", "dflash2"]
@@ -176,6 +174,6 @@ def _size(where: str, record: Mapping[str, Any], key: str) -> int:
 
 def _real(where: str, record: Mapping[str, Any], key: str) -> float:
     value = record[key]
-    if type(value) not in (int, float) or not 0 < value <= float(np.finfo(np.float32).max):
+    if type(value) not in (int, float) or not 0 < value <= MAX_FLOAT32:
         raise ArtifactError(f"{where}: {key} is {value!r}, not a positive 32-bit float")
-    return float(np.float32(value))
+    return float32(value)

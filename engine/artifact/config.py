@@ -1,10 +1,9 @@
 """The text component's configuration: a closed set of keys, typed and checked (spec/artifact.md §4.1)."""
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
-
-import numpy as np
 
 from engine.exits import ArtifactError
 
@@ -19,6 +18,7 @@ _COMMON = {
 _DENSE = {"intermediate_size"}
 _MOE = {"num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"}
 MAX_ROTARY_DIM = 65536
+MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 _ROPE = {"rope_theta", "partial_rotary_factor", "mrope_section"}
 _MODEL_TYPES = {"qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}
 
@@ -165,6 +165,12 @@ def parse_text_config(record: Mapping[str, Any]) -> TextConfig:
     return config
 
 
+def float32(value: float) -> float:
+    """The 32-bit float nearest to `value`, which is at most `MAX_FLOAT32`."""
+    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    return rounded
+
+
 def mrope_axes(sections: list[int] | tuple[int, ...]) -> list[int]:
     """Position axis (0 time, 1 height, 2 width) of each rotary pair, interleaved (spec/artifact.md §4.1)."""
     return [
@@ -200,9 +206,9 @@ def _size(record: Mapping[str, Any], key: str) -> int:
 
 def _real(record: Mapping[str, Any], key: str) -> float:
     value = record[key]
-    if type(value) not in (int, float) or not 0 < value <= float(np.finfo(np.float32).max):
+    if type(value) not in (int, float) or not 0 < value <= MAX_FLOAT32:
         raise ArtifactError(f"text config: {key} is {value!r}, not a positive 32-bit float")
-    return float(np.float32(value))
+    return float32(value)
 
 
 def _flag(record: Mapping[str, Any], key: str) -> bool:

@@ -3,9 +3,6 @@
 Records are closed: an unknown member is an error. `metadata`, `provenance` and a component's `config` are open.
 """
 
-import json
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -15,10 +12,8 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from engine.artifact.layouts import MAX_RANK, MAX_U64
+from engine.artifact.strict_json import parse_json, short
 from engine.exits import ArtifactError
-
-MAX_VALUES = 4_000_000
-"""Most JSON values read, which bounds memory. The largest published directory has about 400,000."""
 
 Id: TypeAlias = Annotated[str, Meta(min_length=1, pattern=r"\A[^\0]+\Z")]
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
@@ -176,81 +171,16 @@ def parse_directory(text: bytes, entry_name: str) -> Directory:
         ArtifactError: the text is not the JSON of a valid directory; the message says where and why.
     """
     try:
-        return _directory(_parse_json(text), entry_name)
+        return _directory(parse_json(text), entry_name)
     except RecursionError:
         raise ArtifactError("directory: values are nested too deeply") from None
-
-
-def _parse_json(text: bytes) -> Any:
-    values = text.count(b",") + text.count(b"[") + text.count(b"{")
-    if values > MAX_VALUES:
-        raise ArtifactError(f"directory: up to {values} JSON values; this program reads at most {MAX_VALUES}")
-    try:
-        decoded = text.decode()
-    except UnicodeDecodeError as error:
-        raise ArtifactError(f"directory: byte {error.start} is not UTF-8") from None
-    try:
-        value = json.loads(
-            decoded,
-            object_pairs_hook=_unique_members,
-            parse_constant=_no_constant,
-            parse_float=_finite,
-            parse_int=_integer,
-        )
-    except ValueError as error:
-        raise ArtifactError(f"directory: {error}") from None
-    if re.search(r"\\u[dD][89a-fA-F]", decoded):
-        _refuse_lone_surrogates(value)
-    return value
-
-
-def _unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"member {_short(twice)} appears twice in one object")
-    return members
-
-
-def _no_constant(literal: str) -> float:
-    raise ValueError(f"{literal} is not a JSON number")
-
-
-def _finite(literal: str) -> float:
-    value = float(literal)
-    if not math.isfinite(value):
-        raise ValueError(f"{_short(literal)} is beyond a 64-bit float")
-    return value
-
-
-def _integer(literal: str) -> int:
-    if len(literal) > 20 or abs(value := int(literal)) > MAX_U64:
-        raise ValueError(f"{_short(literal)} is beyond 64 bits")
-    return value
-
-
-def _refuse_lone_surrogates(value: Any) -> None:
-    match value:
-        case str():
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                raise ArtifactError(f"directory: {_short(value)} holds half a surrogate pair") from None
-        case list():
-            for item in value:
-                _refuse_lone_surrogates(item)
-        case dict():
-            for name, item in value.items():
-                _refuse_lone_surrogates(name)
-                _refuse_lone_surrogates(item)
 
 
 def _directory(root: Any, entry_name: str) -> Directory:
     if not isinstance(root, dict):
         raise ArtifactError("directory: the JSON value is not an object")
     missing = [name for name in _ROOT_REQUIRED if name not in root]
-    unknown = [_short(name) for name in root if name not in _ROOT_REQUIRED + _ROOT_OPTIONAL]
+    unknown = [short(name) for name in root if name not in _ROOT_REQUIRED + _ROOT_OPTIONAL]
     if missing or unknown:
         raise ArtifactError(f"directory: missing members {missing}, unknown members [{', '.join(unknown)}]")
     files = _files(_array(root, "files"), entry_name)
@@ -260,7 +190,7 @@ def _directory(root: Any, entry_name: str) -> Directory:
     components = _components(_object(root, "components"), objects)
     bindings: dict[str, Binding] = {}
     for name, record in _object(root, "bindings").items():
-        where = f"bindings[{_short(name)}]"
+        where = f"bindings[{short(name)}]"
         _convert(name, Id, where)
         bindings[name] = _binding(_convert(record, _Binding, where), objects, where)
     uses = _uses(_array(root, "uses"), bindings, objects)
@@ -279,11 +209,9 @@ def _files(records: list[Any], entry_name: str) -> tuple[FileRecord, ...]:
     for index, file in enumerate(files[1:], 1):
         path = file.path
         if path is None or path in (".", "..") or set(path) & {"/", "\\", "\0"}:
-            raise ArtifactError(
-                f"directory: files[{index}].path is {_short(path)}, not the plain name of a file beside"
-            )
+            raise ArtifactError(f"directory: files[{index}].path is {short(path)}, not the plain name of a file beside")
         if path in names:
-            raise ArtifactError(f"directory: files[{index}].path {_short(path)} is the entry file or appears twice")
+            raise ArtifactError(f"directory: files[{index}].path {short(path)} is the entry file or appears twice")
         names.add(path)
     if sum(file.payload_bytes for file in files) > MAX_U64:
         raise ArtifactError("directory: files hold more than 2^64-1 payload bytes")
@@ -295,7 +223,7 @@ def _objects(records: list[Any], payload_bytes: int) -> dict[str, Tensor | Resou
     position = 0
     for index, record in enumerate(records):
         item: Tensor | Resource = _convert(record, Tensor | Resource, f"objects[{index}]")
-        where = f"directory: objects[{index}] {_short(item.id)}"
+        where = f"directory: objects[{index}] {short(item.id)}"
         if item.id in objects:
             raise ArtifactError(f"{where}: another object has this id")
         if item.offset < position:
@@ -312,19 +240,19 @@ def _objects(records: list[Any], payload_bytes: int) -> dict[str, Tensor | Resou
 def _components(records: dict[str, Any], objects: Mapping[str, Tensor | Resource]) -> dict[str, Component]:
     components: dict[str, Component] = {}
     for name, record in records.items():
-        _convert(name, Id, f"components[{_short(name)}]")
-        components[name] = _convert(record, Component, f"components[{_short(name)}]")
+        _convert(name, Id, f"components[{short(name)}]")
+        components[name] = _convert(record, Component, f"components[{short(name)}]")
     if "text" not in components:
-        raise ArtifactError(f"directory: no component 'text' among {[_short(name) for name in components]}")
+        raise ArtifactError(f"directory: no component 'text' among {[short(name) for name in components]}")
     for name, component in components.items():
-        where = f"directory: components[{_short(name)}]"
+        where = f"directory: components[{short(name)}]"
         if component.target is not UNSET and component.target not in components:
-            raise ArtifactError(f"{where}: its target {_short(component.target)} is not a component")
+            raise ArtifactError(f"{where}: its target {short(component.target)} is not a component")
         if component.proposal is not UNSET and name != "text":
             raise ArtifactError(f"{where}: only 'text' has a proposal")
         for role, resource in component.resources.items():
             if not isinstance(objects.get(resource), Resource):
-                raise ArtifactError(f"{where}: resource {_short(role)} is {_short(resource)}, not a resource object")
+                raise ArtifactError(f"{where}: resource {short(role)} is {short(resource)}, not a resource object")
     return components
 
 
@@ -339,7 +267,7 @@ def _binding(record: _Binding, objects: Mapping[str, Tensor | Resource], where: 
             begin, end = part.range
             if not begin < end <= tensor.elements:
                 raise ArtifactError(
-                    f"directory: {where}: range [{begin},{end}] is not inside {_short(tensor.id)}, "
+                    f"directory: {where}: range [{begin},{end}] is not inside {short(tensor.id)}, "
                     f"which has {tensor.elements} elements"
                 )
             parts.append(Part(tensor.id, begin, end))
@@ -352,7 +280,7 @@ def _tensor(id: str, objects: Mapping[str, Tensor | Resource], where: str) -> Te
     if isinstance(item, Tensor):
         return item
     reason = "is not an object" if item is None else "is a resource, not a tensor"
-    raise ArtifactError(f"directory: {where}: {_short(id)} {reason}")
+    raise ArtifactError(f"directory: {where}: {short(id)} {reason}")
 
 
 def _uses(
@@ -361,15 +289,15 @@ def _uses(
     uses: dict[tuple[str, str], Use] = {}
     for index, record in enumerate(records):
         use = _convert(record, _Use, f"uses[{index}]")
-        where = f"uses[{index}] of {_short(use.parameter)}"
+        where = f"uses[{index}] of {short(use.parameter)}"
         if use.parameter not in bindings:
             raise ArtifactError(f"directory: {where}: no such parameter is bound")
         key = use.parameter, use.input
         if key in uses:
-            raise ArtifactError(f"directory: {where}: another use has the input {_short(use.input)}")
+            raise ArtifactError(f"directory: {where}: another use has the input {short(use.input)}")
         policy = None if use.activation_policy is UNSET else use.activation_policy
         auxiliaries = {
-            role: _binding(binding, objects, f"{where} {_short(role)}") for role, binding in use.auxiliaries.items()
+            role: _binding(binding, objects, f"{where} {short(role)}") for role, binding in use.auxiliaries.items()
         }
         uses[key] = Use(use.parameter, use.input, policy, auxiliaries)
     return tuple(uses.values())
@@ -391,8 +319,3 @@ def _convert(value: Any, type: Any, where: str) -> Any:
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `$")
         raise ArtifactError(f"directory: {where}{path.rstrip('`')}: {reason[:200]}") from None
-
-
-def _short(value: object) -> str:
-    text = ascii(value)
-    return text if len(text) <= 120 else f"{text[:100]}... ({len(text)} characters)"

@@ -1,16 +1,18 @@
 """The numeric formats: code domain, grouping and scale of each name (spec/artifact.md §2).
 
+Sizes need the standard library only; the element type of direct words asks for numpy when it is first wanted.
+
 A format says what an encoded weight means. Where its bytes lie is the layout's business (`layouts.py`), and which
 of several legal encodings is chosen is the encoder's (`grouped.py`).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
-
-import ml_dtypes
-import numpy as np
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from engine.exits import ArtifactError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -18,14 +20,27 @@ class Direct:
     """Plain little-endian words; every word is legal and is preserved bit for bit (§2.1)."""
 
     name: str
-    dtype: np.dtype[np.generic]
+    word_bytes: int
 
     layout: ClassVar = "contiguous_le_v1"
 
     @property
+    def dtype(self) -> "np.dtype[np.generic]":
+        """The element type."""
+        import ml_dtypes  # noqa: PLC0415
+        import numpy as np  # noqa: PLC0415
+
+        types: dict[str, np.dtype[np.generic]] = {
+            "bf16": np.dtype(ml_dtypes.bfloat16),
+            "fp32": np.dtype("<f4"),
+            "int32": np.dtype("<i4"),
+        }
+        return types[self.name]
+
+    @property
     def bits(self) -> float:
         """Stored bits a weight."""
-        return 8.0 * self.dtype.itemsize
+        return 8.0 * self.word_bytes
 
 
 @dataclass(frozen=True)
@@ -123,9 +138,9 @@ class GgmlRecord:
 
 Format: TypeAlias = Direct | Grouped | BlockFloat | RowFloat | GgmlBlock | GgmlRecord
 
-BF16 = Direct("bf16", np.dtype(ml_dtypes.bfloat16))
-FP32 = Direct("fp32", np.dtype("<f4"))
-INT32 = Direct("int32", np.dtype("<i4"))
+BF16 = Direct("bf16", 2)
+FP32 = Direct("fp32", 4)
+INT32 = Direct("int32", 4)
 Q4 = Grouped("q4_g64_fp16", 4, 64)
 Q5 = Grouped("q5_g64_fp16", 5, 64)
 Q6 = Grouped("q6_g64_fp16", 6, 64)
@@ -157,12 +172,12 @@ GROUPED: tuple[Grouped, ...] = (Q4, Q5, Q6, Q8)
 _ALL: tuple[Format, ...] = (BF16, FP32, INT32, *GROUPED, NVFP4, FP8_ROW, *_GGML.values(), *_RECORDS)
 FORMATS: dict[str, Format] = {format.name: format for format in _ALL}
 
-# Spellings of the second container revision, which people still write.
-_OLD_NAMES = {
+OLD_NAMES = {
     "BF16": "bf16", "FP32": "fp32", "I32": "int32", "Q4G64_F16S": "q4_g64_fp16", "Q5G64_F16S": "q5_g64_fp16",
     "Q6G64_F16S": "q6_g64_fp16", "W8G32_F16S": "q8_g32_fp16", "NVFP4": "nvfp4",
     "FP8_E4M3FN_ROW_BF16S": "fp8_e4m3fn_row_bf16",
 }  # fmt: skip
+"""Spellings of the second container revision, which people still write."""
 
 
 def find_format(name: str) -> Format:
@@ -173,7 +188,7 @@ def find_format(name: str) -> Format:
     """
     if name in FORMATS:
         return FORMATS[name]
-    hint = f"; version 3 spells it {_OLD_NAMES[name]!r}" if name in _OLD_NAMES else ""
+    hint = f"; version 3 spells it {OLD_NAMES[name]!r}" if name in OLD_NAMES else ""
     raise ArtifactError(f"unknown format {name!r}{hint}; known formats: {', '.join(FORMATS)}")
 
 

@@ -54,7 +54,7 @@ def quantize_absmax(format: str, rows: npt.NDArray[np.generic]) -> tuple[npt.NDA
     count, columns = rows.shape
     groups = align_up(columns, 128) // kind.group
     padded = np.zeros((count, groups * kind.group), np.float32)
-    padded[:, :columns] = _float32(rows)
+    padded[:, :columns] = to_float32(rows)
     x = padded.reshape(count, groups, kind.group)
     # abs turns the -0.0 of an all-zero group into the +0 its scale must be.
     largest = np.abs(np.maximum(x.max(axis=2), -x.min(axis=2)))
@@ -126,7 +126,12 @@ def decode_grouped(kind: Grouped, planes: GroupedPlanes, columns: int) -> npt.ND
     return weights.reshape(count, -1)[:, :columns]
 
 
-def _float32(rows: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+def to_float32(rows: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+    """Weights of any floating type as float32; what float32 cannot hold becomes infinite.
+
+    Raises:
+        ArtifactError: the type is not a floating one.
+    """
     if rows.dtype == ml_dtypes.bfloat16:
         # A bfloat16 is the top half of a float32; shifting is much quicker than the generic conversion.
         words = np.ascontiguousarray(rows).view(np.uint16).astype(np.uint32) << 16

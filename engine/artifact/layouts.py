@@ -118,7 +118,7 @@ def geometry(format: Format, shape: Sequence[int]) -> Geometry:
 def _planes(format: Format, shape: Sequence[int], rows: int, columns: int) -> list[Plane]:
     match format:
         case Direct():
-            return [_rows("words", 0, rows, columns * format.dtype.itemsize)]
+            return [_rows("words", 0, rows, columns * format.word_bytes)]
         case Grouped():
             _matrix(format, shape)
             return _grouped(format, rows, columns)

@@ -3,15 +3,24 @@
 A converter plans objects from these lists, a binder checks an artifact against them. Order is registration order.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
+from engine.artifact.companions import (
+    DRAFTS,
+    DraftConfig,
+    DraftName,
+    VisionConfig,
+    parse_draft_config,
+    parse_mtp_config,
+    parse_vision_config,
+)
+from engine.artifact.config import TextConfig, parse_text_config
 
-from engine.artifact.companions import DraftConfig, DraftName, VisionConfig
-from engine.artifact.config import TextConfig
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class ParameterSource(Protocol):
@@ -56,6 +65,27 @@ class Registry:
 
     def __add__(self, other: "Registry") -> "Registry":
         return Registry(self.parameters + other.parameters, self.groups + other.groups)
+
+
+def component_registry(configs: Mapping[str, Mapping[str, Any]], proposal_rows: int | None = None) -> Registry:
+    """Every parameter of the components in `configs` (component id → normalised config record).
+
+    Raises:
+        ArtifactError: a config is not one this version can read.
+    """
+    text = parse_text_config(configs["text"])
+    registry = text_parameters(text, tuple(configs))
+    if "mtp" in configs:
+        parse_mtp_config(configs["mtp"], text)
+        registry += mtp_parameters(text)
+    if "vision" in configs:
+        registry += vision_parameters(parse_vision_config(configs["vision"]), text.hidden_size)
+    for name in DRAFTS:
+        if name in configs:
+            registry += draft_parameters(name, parse_draft_config(name, configs[name], text), text)
+    if proposal_rows is not None:
+        registry += proposal_parameters(proposal_rows, text, tuple(configs))
+    return registry
 
 
 def text_parameters(config: TextConfig, companions: Sequence[str] = ()) -> Registry:

@@ -63,7 +63,7 @@ class EncodedTensor:
         columns = self.geometry.columns
         count = end - begin
         match self.format:
-            case Direct(_, dtype):
+            case Direct(dtype=dtype):
                 return self.plane_rows("words", begin, end).view(dtype).reshape(count, columns)
             case Grouped():
                 return decode_grouped(self.format, self.grouped_rows(begin, end), columns)

@@ -1,11 +1,8 @@
 """Writing artifacts: in any order, in any pieces, published only when whole (spec/artifact.md §1.4)."""
 
-import os
-import shutil
 import uuid
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.artifact.directory import parse_directory
+from engine.artifact.file_set import FileSet
 from engine.artifact.formats import Direct, Format, Grouped, find_format
 from engine.artifact.grouped import GroupedPlanes
-from engine.artifact.header import PAGE, EntryHeader, PartHeader
 from engine.artifact.layouts import Geometry, geometry
 from engine.artifact.planning import (
     FILE_LIMIT,
@@ -27,7 +24,7 @@ from engine.artifact.planning import (
     plan_files,
     plan_objects,
 )
-from engine.exits import ArtifactError, NInferError
+from engine.exits import ArtifactError
 
 __all__ = [
     "FILE_LIMIT",
@@ -121,10 +118,6 @@ class ArtifactWriter:
         }
         text, self.files = plan_files(directory, payload_size(list(plan)), self.path.name, limit)
         parse_directory(text, self.path.name)
-        header = EntryHeader(len(text), self.artifact_id)
-        self.targets = [self.path, *(self.path.parent / record["path"] for record in self.files[1:])]
-        self._starts = [header.payload_start] + [PAGE] * (len(self.files) - 1)
-        self._ends = list(accumulate(record["payload_bytes"] for record in self.files))
         self._plan = {item.id: item for item in plan}
         self._geometry: dict[str, Geometry] = {}
         self._coverage = {item.id: Coverage(item.bytes) for item in plan}
@@ -135,19 +128,7 @@ class ArtifactWriter:
                 # A file grows by zeros, so padding between planes is right before anything is written.
                 for begin, end in planes.fillers():
                     self._coverage[item.id].add(begin, end)
-        self._temporary: list[Path] = []
-        self._descriptors: list[int] = []
-        self._committed = False
-        self._refuse_existing()
-        self._refuse_full_disk()
-        try:
-            self._create()
-            self._write_all(0, 0, header.encode() + text)
-            for index in range(1, len(self.files)):
-                self._write_all(index, 0, PartHeader(index, self.artifact_id).encode())
-        except BaseException:
-            self.abort()
-            raise
+        self._files = FileSet(self.path, text, self.files, self.artifact_id)
 
     def write_resource(self, id: str, data: bytes) -> None:
         """Write a resource whole. ArtifactError when its size is not the planned one, or it was written before."""
@@ -178,10 +159,21 @@ class ArtifactWriter:
         format = self._format(id)
         if not isinstance(format, Grouped):
             raise ArtifactError(f"object {id!r} is {format.name!r}, not grouped integers")
-        count = planes.scales.shape[0]
-        data = {"base": planes.base, "high": planes.high, "scales": planes.scales}
+        data: dict[str, npt.NDArray[np.generic]] = {"base": planes.base, "high": planes.high, "scales": planes.scales}
+        self.write_planes(id, row_begin, planes.scales.shape[0], data)
+
+    def write_planes(self, id: str, row_begin: int, count: int, planes: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        """Write rows `[row_begin, row_begin + count)` of a tensor: one span in each of the named planes.
+
+        A plane that belongs to the whole matrix may be left out, and given with any rows once.
+
+        Raises:
+            ArtifactError: the bytes are not those of this tensor's rows, or as `write_span`.
+        """
         for plane in self._geometry[id].planes:
-            array = np.ascontiguousarray(data[plane.name]).reshape(-1).view(np.uint8)
+            if plane.name not in planes and plane.unit_rows == 0:
+                continue
+            array = np.ascontiguousarray(planes[plane.name]).reshape(-1).view(np.uint8)
             begin, end = plane.span(row_begin, row_begin + count)
             if array.size != end - begin or end > plane.offset + plane.bytes:
                 raise ArtifactError(
@@ -203,14 +195,7 @@ class ArtifactWriter:
             self._coverage[id].add(offset, offset + size)
         except ArtifactError as error:
             raise ArtifactError(f"object {id!r}: {error}") from None
-        view = memoryview(data) if isinstance(data, bytes) else data.data
-        position = item.offset + offset
-        while len(view):
-            index = bisect_right(self._ends, position)
-            inside = position - (self._ends[index] - self.files[index]["payload_bytes"])
-            length = min(len(view), self._ends[index] - position)
-            self._write_all(index, self._starts[index] + inside, view[:length])
-            view, position = view[length:], position + length
+        self._files.write(item.offset + offset, data if isinstance(data, bytes) else data.data)
 
     def commit(self) -> None:
         """Check that every byte was written, and publish: continuation files first, the entry file last.
@@ -222,32 +207,11 @@ class ArtifactWriter:
         for id, coverage in self._coverage.items():
             if (hole := coverage.first_hole()) is not None:
                 raise ArtifactError(f"object {id!r}: byte {hole} of {coverage.size} was never written")
-        for index, descriptor in enumerate(self._descriptors):
-            os.fsync(descriptor)
-            size = os.fstat(descriptor).st_size
-            expected = self._starts[index] + self.files[index]["payload_bytes"]
-            if size != expected:
-                raise ArtifactError(f"{self.targets[index]}: the file came out with {size} bytes, not {expected}")
-        self._refuse_existing()
-        published: list[Path] = []
-        try:
-            for temporary, target in reversed(list(zip(self._temporary, self.targets, strict=True))):
-                _publish(temporary, target)
-                published.append(target)
-            _sync_folder(self.path.parent)
-        except BaseException:
-            for target in published:
-                target.unlink(missing_ok=True)
-            raise
-        self._committed = True
-        self._close()
+        self._files.commit()
 
     def abort(self) -> None:
         """Remove everything that was written. Does nothing after a commit."""
-        self._close()
-        if not self._committed:
-            for path in self._temporary:
-                path.unlink(missing_ok=True)
+        self._files.abort()
 
     def __enter__(self) -> Self:
         return self
@@ -256,30 +220,6 @@ class ArtifactWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abort()
-
-    def _create(self) -> None:
-        for index, target in enumerate(self.targets):
-            temporary = target.parent / f".{target.name}.{self.artifact_id.hex()[:8]}.{os.getpid()}.tmp"
-            self._descriptors.append(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-            self._temporary.append(temporary)
-            os.ftruncate(self._descriptors[-1], self._starts[index] + self.files[index]["payload_bytes"])
-
-    def _write_all(self, index: int, offset: int, data: bytes | memoryview) -> None:
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(self._descriptors[index], view, offset)
-            view, offset = view[written:], offset + written
-
-    def _refuse_existing(self) -> None:
-        for target in self.targets:
-            if target.is_symlink() or target.exists():
-                raise ArtifactError(f"{target}: exists already and is not overwritten; remove it or name another file")
-
-    def _refuse_full_disk(self) -> None:
-        needed = sum(self._starts) + self._ends[-1]
-        free = shutil.disk_usage(self.path.parent).free
-        if free < needed:
-            raise NInferError(f"{self.path}: the artifact takes {needed} bytes; its disk has {free} bytes free")
 
     def _item(self, id: str) -> PlannedObject:
         if id not in self._plan:
@@ -291,27 +231,3 @@ class ArtifactWriter:
         if not isinstance(spec, TensorSpec):
             raise ArtifactError(f"object {id!r} is a resource, not a tensor")
         return find_format(spec.format)
-
-    def _close(self) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.pop())
-
-
-def _publish(temporary: Path, target: Path) -> None:
-    # A hard link never replaces a file, unlike a rename. Some filesystems have none.
-    try:
-        target.hardlink_to(temporary)
-    except FileExistsError:
-        raise ArtifactError(f"{target}: appeared while the artifact was written and is not overwritten") from None
-    except OSError:
-        temporary.rename(target)
-    else:
-        temporary.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,14 @@ from engine.artifact.inventory import expected_parameters
 from engine.artifact.verify import Pin, verify
 from engine.exits import ArtifactError, ExitCode, NInferError
 
-# Converting needs torch, which the other subcommands do without; it is imported when it is asked for.
-CONVERTER = "engine.artifact.convert.cli"
+# Subcommands that are modules of their own, imported when they are asked for: some need torch, and one must do
+# without anything but the standard library.
+MODULES = {
+    "convert": ("engine.artifact.convert.cli", "make an artifact from a Hugging Face checkpoint"),
+    "upgrade": ("engine.artifact.upgrade.cli", "make an artifact of version 3 from one of version 2"),
+    "compare": ("engine.cli.compare", "measure how far one artifact's predictions are from another's"),
+    "imatrix": ("engine.cli.imatrix", "collect or import an importance matrix for searching encoders"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,12 +58,12 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_inspect(commands.add_parser("inspect", help="print what an artifact says about itself"))
     _add_verify(commands.add_parser("verify", help="read a whole artifact and check everything in it"))
-    if find_spec(CONVERTER) is not None:
-        convert = commands.add_parser("convert", help="make an artifact from a Hugging Face checkpoint")
-        if argv[:1] == ["convert"]:
-            module = import_module(CONVERTER)
-            module.add_arguments(convert)
-            convert.set_defaults(run=module.run)
+    for name, (module_name, text) in MODULES.items():
+        command = commands.add_parser(name, help=text)
+        if argv[:1] == [name]:
+            module = import_module(module_name)
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
     return parser
 
 

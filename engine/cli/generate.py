@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 from pydantic import ValidationError
 
 from engine.api.chat import ask_of
@@ -25,6 +26,7 @@ from engine.api.generation import Account, TextDelta, generate, prepare
 from engine.api.model import Load, load_model
 from engine.api.schemas import ChatRequest
 from engine.api.service import Service
+from engine.api.tools import NO_TOOLS
 from engine.cli.child import ENGINE, engine_config, run_folder, start_engine, stop_engine
 from engine.core.config import check_config
 from engine.exits import ConfigurationError, NInferError
@@ -225,7 +227,9 @@ async def _ask_engine(
     with run_folder() as folder:
         config = engine_config(options, artifact, folder / "engine.sock")
         check_config(config)
-        service = Service(from_options(options, artifact=artifact, socket=folder / "engine.sock"), load)
+        api = from_options(options, artifact=artifact, socket=folder / "engine.sock")
+        # One answer, and it is on the screen: nothing to report and nothing to record.
+        service = Service(msgspec.structs.replace(api, log_stats_interval_ms=0, request_log_jsonl=None), load)
         engine = await start_engine(config, folder, command)
         running = asyncio.create_task(service.run())
         try:
@@ -233,7 +237,9 @@ async def _ask_engine(
             account = Account(arrived=time.monotonic())
             output = _Output()
             model, limits = service.serving
-            prepared = await service.offload(lambda: prepare(ask_of(chat), model, limits, service.config.generation))
+            prepared = await service.offload(
+                lambda: prepare(ask_of(chat, NO_TOOLS), model, limits, service.config.generation)
+            )
             await service.compiled(model, prepared.constraint)
             timeout = service.config.pending_timeout_ms
             async with aclosing(

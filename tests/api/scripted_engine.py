@@ -56,6 +56,7 @@ class Script(msgspec.Struct, forbid_unknown_fields=True):
     finish: str = "stop_id"
     die_after: int = -1  # tokens, then the process kills itself
     hang_after: int = -1  # tokens, then the process stops itself
+    cached: int = 0  # tokens of the prompt that were reused
     reject: str = ""
     error: str = ""
     error_code: str = ""
@@ -117,6 +118,7 @@ class Engine:
         script = script_of(b"".join(front.vocabulary[one] for one in prompt).decode())
         say("submit", id=submit.id, **msgspec.to_builtins(submit.sampling), max_tokens=submit.max_tokens,
             stop_ids=submit.stop_ids, deadline=submit.deadline_seconds, prompt=len(prompt),
+            salt=submit.cache_salt.hex(),
             stops=[stop.decode() for stop in submit.stop_strings],
             thinking=None if submit.thinking is None else [
                 submit.thinking.close.decode(), submit.thinking.budget,
@@ -137,7 +139,9 @@ class Engine:
         await asyncio.sleep(script.queue)
         say("admitted", id=submit.id)
         for step in range(STEPS + 1):
-            self.send(writer, Progress(id=submit.id, processed=prompt * step // STEPS, total=prompt))
+            self.send(
+                writer, Progress(id=submit.id, processed=prompt * step // STEPS, total=prompt, cached=script.cached)
+            )
             await asyncio.sleep(script.prefill / STEPS)
         front = frontend()
         ids = script.ids or front.encode(script.text)
@@ -159,7 +163,11 @@ class Engine:
             stop = next((one for one in submit.stop_strings if one in spoken), b"")
             self.rounds += 1
             last = bool(stop) or sent >= len(ids)
-            timings = Timings(queue=0.001, prefill=0.002, decode=0.003, prefill_tokens=prompt) if last else None
+            timings = (
+                Timings(queue=0.001, prefill=0.002, decode=0.003, prefill_tokens=prompt, cached_tokens=script.cached)
+                if last
+                else None
+            )
             lane = {
                 "id": submit.id,
                 "token_ids": pack_ids(now),

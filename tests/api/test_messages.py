@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.api.anthropic_box import ask, body, frames, message_of, same_answer
-from tests.api.box import Box, running
+from tests.api.box import Box
 from tests.api.nano import frontend
 
 ON = {"thinking": {"type": "adaptive"}}
@@ -110,7 +110,9 @@ def test_what_reaches_the_engine(box: Box) -> None:
     seen = len(box.seen("submit"))
     ask(box, {"text": "x"}, temperature=0.5, top_k=3, stop_sequences=["a", "é"], max_tokens=9)
     ask(box, {"text": "x"}, **ON)
-    first, second = box.seen("submit")[seen:]
+    ask(box, {"text": "x"}, thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=1025)
+    first, second, third = box.seen("submit")[seen:]
+    assert (first["thinking"], second["thinking"], third["thinking"][1]) == (None, None, 1024)
     assert (first["temperature"], first["top_k"], first["stops"], first["max_tokens"]) == (0.5, 3, ["a", "é"], 9)
     assert first["presence_penalty"] == 1.5  # not thinking
     assert second["presence_penalty"] == 0
@@ -216,22 +218,25 @@ def test_an_error_in_the_middle_ends_the_stream(box: Box) -> None:
     assert "message_stop" not in [name for name, _ in events]
 
 
-def test_capacity(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with running(tmp_path_factory.mktemp("full"), {"lanes": 1, "pending": 1}, pending_timeout_ms=400) as box:
-        connections = []
-        for number in range(2):
-            connection = http.client.HTTPConnection("127.0.0.1", box.port, timeout=10)
-            slow = body({"text": "word " * 50, "delay": 0.05}, stream=True)
-            connection.request("POST", "/v1/messages", json.dumps(slow))
-            box.await_seen("submit", number + 1)
-            connections.append(connection)
-        reply = ask(box)
-        assert (reply.status, reply.json["error"]["type"]) == (529, "overloaded_error")
-        assert reply.headers["Retry-After"] == "2"
-        counted = box.request("POST", "/v1/messages/count_tokens", body())  # takes no place
-        assert counted.status == 200
-        for connection in connections:
-            connection.close()
+def test_capacity(box: Box) -> None:
+    connections = []
+    submits = len(box.seen("submit"))
+    for number in range(4):  # two lanes, two waiting places
+        connection = http.client.HTTPConnection("127.0.0.1", box.port, timeout=10)
+        slow = body({"text": "word " * 50, "delay": 0.05}, stream=True)
+        connection.request("POST", "/v1/messages", json.dumps(slow))
+        box.await_seen("submit", submits + number + 1)
+        connections.append(connection)
+    reply = ask(box)
+    assert (reply.status, reply.json["error"]["type"]) == (529, "overloaded_error")
+    assert reply.headers["Retry-After"] == "2"
+    assert box.request("POST", "/v1/messages/count_tokens", body()).status == 200  # takes no place
+    load = box.request("GET", "/v1/load").json["requests"]
+    assert load["admitted"] == 4
+    cancels = len(box.seen("cancel"))
+    for connection in connections:
+        connection.close()
+    box.await_seen("cancel", cancels + 4)
 
 
 def test_a_long_prompt_renders_in_place(box: Box) -> None:

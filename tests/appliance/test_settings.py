@@ -10,7 +10,7 @@ from appliance.controller_config import ControllerConfig
 from appliance.run_folder import RunFiles
 from appliance.settings import Settings, from_text, load_settings, settings_lines, values_as_text
 from appliance.up import api_config
-from engine.api.config import ApiConfig
+from engine.api.config import ApiConfig, from_options
 from engine.core.config import read_config
 from engine.exits import ConfigurationError
 from tests.appliance.programs.controller import FixedPlan
@@ -97,6 +97,20 @@ def test_the_programs_understand_their_configuration(tmp_path: Path, artifact: P
     files.engine_config.write_bytes(msgspec.json.encode(engine_config(found, files, FixedPlan())))
     engine = read_config(files.engine_config)
     assert (engine.artifact, engine.max_context, engine.prefill_chunk) == (artifact, 4096, 256)
+
+
+def test_the_api_of_a_box_gets_every_option_that_ninfer_serve_gives_it(tmp_path: Path, artifact: Path) -> None:
+    found = settings(
+        tmp_path, artifact, cors="on", log_stats_interval_ms="7", request_log_jsonl="log", response_store_max_mib="3",
+        response_store_max_records="4", kv_capacity="auto", default_thinking_budget="5", max_request_mib="6",
+    )  # fmt: skip
+    files = RunFiles(tmp_path)
+    box = msgspec.json.decode(msgspec.json.encode(api_config(found, files)), type=ApiConfig)
+    served = from_options(
+        found.options, artifact=found.artifact, socket=files.engine_socket, state_file=found.state_file
+    )  # fmt: skip
+    differing = {name for name in ApiConfig.__struct_fields__ if getattr(box, name) != getattr(served, name)}
+    assert differing == {"model_id"}  # the catalog has its own name for it
 
 
 def test_the_proof_is_bound_to_what_may_change_it(tmp_path: Path, artifact: Path) -> None:

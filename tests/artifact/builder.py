@@ -82,7 +82,7 @@ def write_object(
         return data
     shape = item.spec.shape
     match find_format(item.spec.format):
-        case Direct(_, dtype):
+        case Direct(dtype=dtype):
             values = random.integers(-99, 99, shape).astype(dtype)
             flat = values.reshape(-1)
             cut = int(random.integers(0, flat.size + 1))

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from engine.artifact import Artifact
 from engine.artifact.config import parse_text_config
-from engine.artifact.directory import MAX_VALUES, parse_directory
+from engine.artifact.directory import parse_directory
 from engine.artifact.header import MAX_JSON_BYTES
 from engine.artifact.inspect import lines, summary
 from engine.artifact.inventory import expected_parameters
+from engine.artifact.strict_json import MAX_VALUES
 from engine.artifact.verify import verify
 from engine.exits import ArtifactError
 from tests.artifact.builder import COMPONENTS

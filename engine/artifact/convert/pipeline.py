@@ -1,44 +1,51 @@
 """The conversion itself: configuration, plan, then every object chunk by chunk (spec/artifact.md §5.1)."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from math import prod
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from engine.artifact.companions import parse_vision_config
 from engine.artifact.convert.configs import ModelConfigs, read_configs
-from engine.artifact.convert.planner import Parent, Plan, plan_artifact, resource_id
-from engine.artifact.convert.recipes import ABSMAX, CAST, check_available, find_recipe
+from engine.artifact.convert.encode import Effort, Progress, Work, encode_parents
+from engine.artifact.convert.importance import NO_IMPORTANCE, ImportanceMatrix
+from engine.artifact.convert.imported import (
+    ORIGIN,
+    activation_divisor,
+    quantized_sources,
+    weight_divisors,
+)
+from engine.artifact.convert.planner import Plan, plan_artifact, resource_id
+from engine.artifact.convert.proposal import TokenIds, rank_tokens, read_ranking, read_token_ids
+from engine.artifact.convert.recipes import check_inputs, find_recipe
 from engine.artifact.convert.report import report_path, write_report
 from engine.artifact.convert.resources import Resources, read_resources
-from engine.artifact.convert.sources import DTYPES, Array, Checkpoint, CheckpointError, parse_json_object
+from engine.artifact.convert.sources import Array, Checkpoint, CheckpointError, parse_json_object
 from engine.artifact.convert.tensors import (
     Source,
-    cast,
     check_sources,
     mtp_sources,
-    read_rows,
     text_sources,
     vision_sources,
 )
-from engine.artifact.grouped import encode_grouped
-from engine.artifact.parameters import Parameter
+from engine.artifact.parameters import component_registry
+from engine.artifact.unfinished import find_unfinished, refuse_existing
 from engine.artifact.writer import FILE_LIMIT, ArtifactWriter
-from engine.exits import ArtifactError, ConfigurationError
+from engine.exits import ConfigurationError
 from engine.log import get_logger
 
 log = get_logger(__name__)
 
-Progress = Callable[[int, int], None]
-"""Called with the checkpoint bytes read so far and in all."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to convert and how. `resources` replaces files of the model folder by role.
+    """What to convert and how. `resources` replaces files of the model folder by role, `sources` are other inputs.
 
+    `proposal` adds a proposal head. `threads` chunks are encoded at a time; the bytes do not depend on it.
     `artifact_id` is 16 bytes, by default a fresh random id; with a fixed one the same input gives the same bytes.
     """
 
@@ -50,7 +57,19 @@ class Request:
     rows_per_chunk: int = 512
     max_file_bytes: int = FILE_LIMIT
     resources: Mapping[str, Path] = field(default_factory=dict)
+    sources: Mapping[str, Path] = field(default_factory=dict)
+    proposal: "ProposalRequest | None" = None
+    threads: int = 1
     artifact_id: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProposalRequest:
+    """How a proposal head is chosen: `rows` tokens by the counts in `ranking`, or those of artifact `ids_from`."""
+
+    rows: int = 131072
+    ranking: Path | None = None
+    ids_from: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +80,8 @@ class Prepared:
     resources: Resources
     plan: Plan
     sources: Mapping[str, Source]
+    importance: ImportanceMatrix
+    constants: Mapping[str, Array]
 
 
 def convert(request: Request, progress: Progress | None = None) -> dict[str, Any]:
@@ -78,15 +99,16 @@ def convert(request: Request, progress: Progress | None = None) -> dict[str, Any
     if request.rows_per_chunk <= 0:
         raise ConfigurationError(f"rows per chunk is {request.rows_per_chunk}; use 1 or more")
     for target in (request.out, report_path(request.out)):
-        if target.exists() or target.is_symlink():
-            raise ArtifactError(f"{target}: exists already and is not overwritten; remove it or name another file")
+        refuse_existing(target)
     if not request.out.parent.is_dir():
         raise ConfigurationError(f"{request.out.parent} is not a folder; make it first")
-    for leftover in request.out.parent.glob(f".{request.out.name}.*.tmp"):
-        # It may belong to a conversion that is still running, so a person decides.
-        log.warning("unfinished_conversion_found", path=str(leftover), bytes=leftover.stat().st_size)
-    with Checkpoint.open(request.model) as checkpoint:
-        prepared = prepare(request, checkpoint)
+    for left in find_unfinished(request.out):
+        log.warning("unfinished_conversion_found", path=str(left.path), bytes=left.bytes, running=left.owned)
+    with ExitStack() as stack:
+        checkpoints = {"base": stack.enter_context(Checkpoint.open(request.model))}
+        if ORIGIN in request.sources:
+            checkpoints[ORIGIN] = stack.enter_context(Checkpoint.open(request.sources[ORIGIN]))
+        prepared = prepare(request, checkpoints)
         plan = prepared.plan
         ready = time.monotonic()
         with ArtifactWriter(
@@ -102,12 +124,17 @@ def convert(request: Request, progress: Progress | None = None) -> dict[str, Any
         ) as writer:
             for role, content in prepared.resources.contents.items():
                 writer.write_resource(resource_id(role), content)
-            _write_parents(request, checkpoint, prepared, writer, progress)
+            for id, parameter in plan.auxiliaries.items():
+                divisor = activation_divisor(checkpoints[ORIGIN], prepared.sources[parameter])
+                writer.write_direct(id, np.array(divisor, np.float32))
+            work = Work(checkpoints, plan.parents, prepared.sources, prepared.importance, prepared.constants)
+            encode_parents(work, writer, Effort(request.rows_per_chunk, request.threads), progress)
             writer.commit()
     return write_report(
         request.out,
         plan,
         prepared.sources,
+        prepared.importance,
         {
             "recipe": request.recipe,
             "rows_per_chunk": request.rows_per_chunk,
@@ -121,29 +148,22 @@ def convert(request: Request, progress: Progress | None = None) -> dict[str, Any
     )
 
 
-def prepare(request: Request, checkpoint: Checkpoint) -> Prepared:
+def prepare(request: Request, checkpoints: Mapping[str, Checkpoint]) -> Prepared:
     """Read configuration and resources, plan the artifact and check that every source is there.
 
     Raises:
         ConfigurationError, CheckpointError, ArtifactError: as `convert`.
     """
     recipe = find_recipe(request.recipe)
-    check_available(recipe)
+    for name in request.sources:
+        if name not in recipe.sources:
+            known = ", ".join(recipe.sources) or "none"
+            raise ConfigurationError(f"recipe {recipe.name!r} reads no source {name!r}; it reads: {known}")
+    check_inputs(recipe, request.sources)
     configs = read_configs(_config_json(request.model), request.components)
     vision = parse_vision_config(configs.records["vision"]) if "vision" in configs.records else None
     resources = read_resources(request.model, request.components, configs.text.vocab_size, vision, request.resources)
-    plan = plan_artifact(
-        configs.records,
-        recipe,
-        {role: len(content) for role, content in resources.contents.items()},
-        name=request.name,
-        provenance={
-            "converter": "ninfer-appliance",
-            "recipe": recipe.name,
-            "sources": {"base": {"path": str(request.model)}},
-        },
-    )
-    has = checkpoint.__contains__
+    has = checkpoints["base"].__contains__
     sources = text_sources(configs.text, configs.prefix, has)
     own = [configs.prefix] if configs.text.tie_word_embeddings else [configs.prefix, "lm_head."]
     if "mtp" in configs.records:
@@ -152,8 +172,51 @@ def prepare(request: Request, checkpoint: Checkpoint) -> Prepared:
     if vision is not None:
         sources |= vision_sources(vision, configs.text.hidden_size)
         own.append("model.visual.")
-    check_sources(checkpoint, sources, tuple(own))
-    return Prepared(configs, resources, plan, sources)
+    check_sources(checkpoints["base"], sources, tuple(own))
+    imported: dict[str, Source] = {}
+    divisors: dict[str, float] = {}
+    if ORIGIN in checkpoints:
+        registry = component_registry(configs.records)
+        imported = quantized_sources(checkpoints[ORIGIN], configs.text, registry, recipe)
+        divisors = weight_divisors(checkpoints[ORIGIN], imported)
+    constants: dict[str, Array] = {}
+    if request.proposal is not None:
+        token_ids = _proposal(request, configs, resources)
+        sources["proposal/head"] = replace(sources["text/output_head"], rows=tuple(token_ids.tolist()))
+        constants["proposal/token_ids"] = token_ids
+    plan = plan_artifact(
+        configs.records,
+        recipe,
+        {role: len(content) for role, content in resources.contents.items()},
+        name=request.name,
+        provenance={
+            "converter": "ninfer-appliance",
+            "recipe": recipe.name,
+            **({"ranking": str(request.proposal.ranking)} if request.proposal and request.proposal.ranking else {}),
+            "sources": {name: {"path": str(path)} for name, path in {"base": request.model, **request.sources}.items()},
+        },
+        proposal_rows=len(constants["proposal/token_ids"]) if constants else None,
+        divisors=divisors,
+    )
+    importance = NO_IMPORTANCE
+    if "imatrix" in request.sources:
+        importance = ImportanceMatrix.read(request.sources["imatrix"])
+        importance.check([parameter for parent in plan.parents for parameter in parent.parameters])
+    return Prepared(configs, resources, plan, sources | imported, importance, constants)
+
+
+def _proposal(request: Request, configs: ModelConfigs, resources: Resources) -> TokenIds:
+    proposal = request.proposal
+    assert proposal is not None
+    if "mtp" not in configs.records:
+        raise ConfigurationError("a proposal head serves a component that drafts; add mtp to the components")
+    if (proposal.ranking is None) == (proposal.ids_from is None):
+        raise ConfigurationError("a proposal head needs either --ranking FILE or --proposal-ids FROM.ninfer")
+    if proposal.ids_from is not None:
+        return read_token_ids(proposal.ids_from, resources.token_count)
+    assert proposal.ranking is not None
+    counts = read_ranking(proposal.ranking, configs.text.vocab_size)
+    return rank_tokens(counts, resources.token_count, resources.special_ids, proposal.rows)
 
 
 def _config_json(model: Path) -> dict[str, Any]:
@@ -164,42 +227,3 @@ def _config_json(model: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is missing; name a checkpoint folder") from None
     except ValueError as error:
         raise CheckpointError(f"{path} {error}") from None
-
-
-def _write_parents(
-    request: Request, checkpoint: Checkpoint, prepared: Prepared, writer: ArtifactWriter, progress: Progress | None
-) -> None:
-    def stored_bytes(parameter: Parameter) -> int:
-        tensor = checkpoint.tensors[prepared.sources[parameter.name].tensor]
-        return prod(parameter.shape) * DTYPES[tensor.dtype].itemsize
-
-    parents = prepared.plan.parents
-    total = sum(stored_bytes(member) for parent in parents for member in parent.parameters)
-    done = 0
-    for parent in parents:
-        offset = 0
-        for member in parent.parameters:
-            rows = member.shape[0]
-            # A vector's rows are single numbers: it is one chunk.
-            step = request.rows_per_chunk if len(member.shape) > 1 else rows
-            for first in range(0, rows, step):
-                last = min(first + step, rows)
-                values = read_rows(checkpoint, prepared.sources[member.name], member, first, last)
-                try:
-                    _write_rows(writer, parent, offset + first, values)
-                except ArtifactError as error:
-                    raise CheckpointError(f"{member.name}, rows {first} to {last}: {error}") from None
-                done += values.nbytes
-                if progress is not None:
-                    progress(done, total)
-            offset += rows
-
-
-def _write_rows(writer: ArtifactWriter, parent: Parent, begin: int, values: Array) -> None:
-    """Encode `values` as rows of `parent` from `begin` on."""
-    format, method = parent.selection.format, parent.selection.method
-    if method == CAST:
-        writer.write_direct(parent.id, cast(values, format), begin * prod(parent.shape[1:]))
-    else:
-        assert method == ABSMAX
-        writer.write_grouped_rows(parent.id, begin, encode_grouped(format, values))

@@ -4,22 +4,13 @@ Fusion and order follow spec/artifact.md §4.3, places §1.4.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from engine.artifact.companions import DRAFTS, parse_draft_config, parse_mtp_config, parse_vision_config
-from engine.artifact.config import parse_text_config
-from engine.artifact.convert.recipes import Recipe, Selection
-from engine.artifact.parameters import (
-    Parameter,
-    Registry,
-    draft_parameters,
-    mtp_parameters,
-    proposal_parameters,
-    text_parameters,
-    vision_parameters,
-)
+from engine.artifact.companions import DRAFTS
+from engine.artifact.convert.recipes import IMPORT, Recipe, Selection
+from engine.artifact.parameters import Parameter, Registry, component_registry
 from engine.artifact.planning import PlannedObject, ResourceSpec, TensorSpec, payload_size, plan_objects
 from engine.exits import ConfigurationError
 
@@ -51,11 +42,12 @@ class Parent:
 class Plan:
     """An artifact as it will be written, except its bytes.
 
-    `directory` is the root object without `files`. `auxiliaries` are scalars that uses refer to (divisors).
+    `directory` is the root object without `files`. `auxiliaries` are scalars that uses refer to: object
+    id of an activation divisor, and the parameter whose input it divides.
     """
 
     parents: tuple[Parent, ...]
-    auxiliaries: tuple[str, ...]
+    auxiliaries: Mapping[str, str]
     objects: tuple[PlannedObject, ...]
     directory: dict[str, Any]
 
@@ -63,27 +55,6 @@ class Plan:
     def payload_bytes(self) -> int:
         """Bytes of the logical payload."""
         return payload_size(list(self.objects))
-
-
-def component_registry(configs: Mapping[str, Mapping[str, Any]], proposal_rows: int | None = None) -> Registry:
-    """Every parameter of the components in `configs` (component id → normalised config record).
-
-    Raises:
-        ArtifactError: a config is not one this version can read.
-    """
-    text = parse_text_config(configs["text"])
-    registry = text_parameters(text, tuple(configs))
-    if "mtp" in configs:
-        parse_mtp_config(configs["mtp"], text)
-        registry += mtp_parameters(text)
-    if "vision" in configs:
-        registry += vision_parameters(parse_vision_config(configs["vision"]), text.hidden_size)
-    for name in DRAFTS:
-        if name in configs:
-            registry += draft_parameters(name, parse_draft_config(name, configs[name], text), text)
-    if proposal_rows is not None:
-        registry += proposal_parameters(proposal_rows, text, tuple(configs))
-    return registry
 
 
 def plan_artifact(
@@ -94,8 +65,11 @@ def plan_artifact(
     name: str | None,
     provenance: Mapping[str, Any],
     proposal_rows: int | None = None,
+    divisors: Mapping[str, float] | None = None,
 ) -> Plan:
     """Plan an artifact of the components in `configs` with resources of the given sizes (role → bytes).
+
+    `divisors` are those of imported NVFP4 parameters: what has different ones is not stored as one object.
 
     Raises:
         ArtifactError: a config or shape is not possible.
@@ -108,7 +82,10 @@ def plan_artifact(
     registry = component_registry(configs, proposal_rows)
     if configs["text"]["tie_word_embeddings"]:
         registry = _tie_output_head(registry, recipe)
-    selections = {parameter.name: recipe.select(parameter) for parameter in registry}
+    selections = {
+        parameter.name: replace(recipe.select(parameter), divisor=(divisors or {}).get(parameter.name))
+        for parameter in registry
+    }
     parents = _parents(registry, selections)
     bindings = _bindings(registry, parents)
     uses, auxiliaries = _uses(registry, selections)
@@ -127,7 +104,7 @@ def plan_artifact(
         "metadata": {"name": name} if name is not None else {},
         "provenance": dict(provenance),
     }
-    return Plan(tuple(parents), tuple(auxiliaries), tuple(objects), directory)
+    return Plan(tuple(parents), auxiliaries, tuple(objects), directory)
 
 
 def _tie_output_head(registry: Registry, recipe: Recipe) -> Registry:
@@ -176,9 +153,9 @@ def _bindings(registry: Registry, parents: Sequence[Parent]) -> dict[str, Any]:
     return {parameter.name: places[parameter.alias or parameter.name] for parameter in registry}
 
 
-def _uses(registry: Registry, selections: Mapping[str, Selection]) -> tuple[list[dict[str, Any]], list[str]]:
+def _uses(registry: Registry, selections: Mapping[str, Selection]) -> tuple[list[dict[str, Any]], dict[str, str]]:
     uses: list[dict[str, Any]] = []
-    auxiliaries: list[str] = []
+    auxiliaries: dict[str, str] = {}
     for parameter in registry:
         selection = selections[parameter.alias or parameter.name]
         for source in parameter.inputs:
@@ -187,9 +164,10 @@ def _uses(registry: Registry, selections: Mapping[str, Selection]) -> tuple[list
                 "input": source,
                 "activation_policy": selection.policy,
             }
-            if selection.format == "nvfp4":
-                auxiliaries.append(f"auxiliary/{len(auxiliaries):06d}")
-                use["auxiliaries"] = {"activation_input_divisor": {"object": auxiliaries[-1]}}
+            if selection.format == "nvfp4" and selection.method == IMPORT:
+                id = f"auxiliary/{len(auxiliaries):06d}"
+                auxiliaries[id] = parameter.name
+                use["auxiliaries"] = {"activation_input_divisor": {"object": id}}
             uses.append(use)
     return uses, auxiliaries
 

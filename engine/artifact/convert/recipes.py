@@ -11,33 +11,33 @@ from engine.exits import ConfigurationError
 Q4, Q5, Q6, Q8 = "q4_g64_fp16", "q5_g64_fp16", "q6_g64_fp16", "q8_g32_fp16"
 NVFP4, FP8 = "nvfp4", "fp8_e4m3fn_row_bf16"
 
-ABSMAX, SEARCH, IMPORT, ROW_MAXABS, CAST = (
-    "grouped_absmax",
-    "grouped_search",
-    "import_encoded",
-    "fp8_row_maxabs",
-    "cast",
-)
+CAST, ABSMAX, SEARCH = "cast", "grouped_absmax", "grouped_search"
+ROW_MAXABS, NVFP4_ABSMAX, IMPORT = "fp8_row_maxabs", "nvfp4_absmax", "import_encoded"
 
-AVAILABLE_METHODS = frozenset({CAST, ABSMAX})
-"""Encoders this version has. Recipes that name others can be planned, not run."""
-
+_SOURCE_OF = {"imatrix": SEARCH, "quantized": IMPORT}
 _POLICIES = {NVFP4: "AllowA4", FP8: "AllowA8"}
 _LAYER = re.compile(r"/layers/(\d+)/")
 
 
 @dataclass(frozen=True)
 class Selection:
-    """How one parameter is stored. Parameters of a packing group become one object when their selections are equal."""
+    """How one parameter is stored. Parameters of a packing group become one object when their selections are equal.
+
+    `divisor` is that of imported NVFP4 words, which one object has only one of.
+    """
 
     format: str
     method: str
     fuse: bool = True
+    divisor: float | None = None
 
     @property
     def policy(self) -> str:
-        """The activation precision that uses of this parameter permit (§1.6.2)."""
-        return _POLICIES.get(self.format, "A16Only")
+        """The activation precision that uses of this parameter permit (§1.6.2).
+
+        NVFP4 that was encoded here comes without the activation divisor that 4-bit activations need.
+        """
+        return "A16Only" if self.method == NVFP4_ABSMAX else _POLICIES.get(self.format, "A16Only")
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,23 @@ class Rule:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Ordered rules; the first that applies decides, and what no rule names keeps its direct format."""
+    """Ordered rules; the first that applies decides, and what no rule names keeps its direct format.
+
+    `required_sources` are inputs besides the checkpoint that a conversion must be given. With `quantized_vectors`, text
+    tensors that are no projections come from the quantised checkpoint too.
+    """
 
     name: str
     summary: str
     rules: tuple[Rule, ...]
+    required_sources: tuple[str, ...] = ()
+    quantized_vectors: bool = False
 
     @property
-    def missing_methods(self) -> tuple[str, ...]:
-        """Encoders that this version does not have."""
-        return tuple(sorted({rule.method for rule in self.rules} - AVAILABLE_METHODS))
+    def sources(self) -> tuple[str, ...]:
+        """Names of all inputs besides the checkpoint that this recipe reads."""
+        methods = {rule.method for rule in self.rules}
+        return tuple(source for source, method in _SOURCE_OF.items() if method in methods)
 
     def select(self, parameter: Parameter) -> Selection:
         """The storage of `parameter`. Norms, biases and other vectors always keep their direct format."""
@@ -94,18 +101,15 @@ def find_recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def check_available(recipe: Recipe) -> None:
-    """Check that this version can run `recipe`, not only plan it.
+def check_inputs(recipe: Recipe, sources: Container[str]) -> None:
+    """Check that `recipe` is given what it needs.
 
     Raises:
-        ConfigurationError: an encoder is missing; the message names the recipes that work.
+        ConfigurationError: a source is missing.
     """
-    if recipe.missing_methods:
-        working = ", ".join(name for name, known in RECIPES.items() if not known.missing_methods)
-        raise ConfigurationError(
-            f"recipe {recipe.name!r} needs {' and '.join(recipe.missing_methods)}, which this version does not have; "
-            f"recipes that convert: {working}"
-        )
+    for source in recipe.required_sources:
+        if source not in sources:
+            raise ConfigurationError(f"recipe {recipe.name!r} needs --source {source}=PATH")
 
 
 @cache
@@ -141,6 +145,19 @@ def _dense(method: str = ABSMAX, *, late_output: str = Q5) -> tuple[Rule, ...]:
     )
 
 
+def _sparse(method: str = ABSMAX) -> tuple[Rule, ...]:
+    """Text rules of the mixture-of-experts family."""
+    return (
+        Rule("text/token_embedding", Q8),
+        Rule("text/output_head", Q6, method),
+        Rule(_BLOCK + "moe/experts/*/{gate,up}", Q4, method),
+        Rule(_BLOCK + "moe/experts/*/down", Q6, method, (34, 38, 39)),
+        Rule(_BLOCK + "moe/experts/*/down", Q5, method),
+        Rule(_BLOCK + "{moe/router,moe/shared_score,gdn/a_projection,gdn/b_projection}", "bf16", CAST),
+        Rule(_BLOCK + "**", Q8, method),
+    )
+
+
 _27B = (Rule(_VOCABULARY, Q6), *_dense(), *_COMPANIONS)
 
 RECIPES: dict[str, Recipe] = {
@@ -148,6 +165,27 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         Recipe("bf16", "every parameter in its direct format; lossless for a bfloat16 checkpoint", ()),
         Recipe("nano", "the 27B mix for small dense models", _27B),
+        Recipe(
+            "nano_search",
+            "the 27B mix for small dense models, searched",
+            (Rule(_VOCABULARY, Q6, SEARCH), *_dense(SEARCH), *_COMPANIONS),
+        ),
+        Recipe(
+            "nano_nvfp4",
+            "NVFP4 projections and an FP8 vocabulary for small models",
+            (
+                Rule(_VOCABULARY, FP8, ROW_MAXABS),
+                Rule(_BLOCK + "{gdn/a_projection,gdn/b_projection,moe/router,moe/shared_score}", "bf16", CAST),
+                Rule(_BLOCK + "**", NVFP4, NVFP4_ABSMAX),
+                *_COMPANIONS,
+            ),
+        ),
+        Recipe("nano_moe", "the 35B mix for small mixtures of experts", (*_sparse(), *_COMPANIONS)),
+        Recipe(
+            "nano_moe_search",
+            "the 35B mix for small mixtures of experts, searched",
+            (*_sparse(SEARCH), *_COMPANIONS),
+        ),
         Recipe("qwen3_6_27b", "Qwen3.6-27B, 4 to 6 bits", _27B),
         Recipe(
             "qwen3_8_27b_official",
@@ -163,20 +201,12 @@ RECIPES: dict[str, Recipe] = {
                 *_dense(SEARCH, late_output=Q4),
                 *_COMPANIONS,
             ),
+            ("imatrix",),
         ),
         Recipe(
             "qwen3_6_35b_a3b",
             "Qwen3.6-35B-A3B, 4- and 5-bit experts, 8 bits elsewhere",
-            (
-                Rule("text/token_embedding", Q8),
-                Rule("text/output_head", Q6),
-                Rule(_BLOCK + "moe/experts/*/{gate,up}", Q4),
-                Rule(_BLOCK + "moe/experts/*/down", Q6, layers=(34, 38, 39)),
-                Rule(_BLOCK + "moe/experts/*/down", Q5),
-                Rule(_BLOCK + "{moe/router,moe/shared_score,gdn/a_projection,gdn/b_projection}", "bf16", CAST),
-                Rule(_BLOCK + "**", Q8),
-                *_COMPANIONS,
-            ),
+            (*_sparse(), *_COMPANIONS),
         ),
         Recipe(
             "qwen3_6_27b_nvfp4",
@@ -191,6 +221,7 @@ RECIPES: dict[str, Recipe] = {
                 Rule(_BLOCK + "gdn/{a_projection,b_projection}", "bf16", CAST, fuse=False),
                 *_COMPANIONS,
             ),
+            ("quantized",),
         ),
         Recipe(
             "qwen3_8_27b_nvfp4",
@@ -203,6 +234,8 @@ RECIPES: dict[str, Recipe] = {
                 Rule(_BLOCK + "**", FP8, IMPORT),
                 *_COMPANIONS,
             ),
+            ("quantized",),
+            quantized_vectors=True,
         ),
     )
 }

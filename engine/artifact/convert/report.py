@@ -1,7 +1,6 @@
 """The report of a conversion, `<out>.conversion.json`: advice for people, read by no engine (spec/artifact.md §5.4)."""
 
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from engine.artifact.convert.importance import ImportanceMatrix
 from engine.artifact.convert.planner import Parent, Plan
+from engine.artifact.convert.recipes import SEARCH
 from engine.artifact.convert.tensors import Source
 from engine.artifact.formats import find_format
+from engine.artifact.unfinished import write_new
 
 
 def report_path(out: Path) -> Path:
@@ -19,10 +21,17 @@ def report_path(out: Path) -> Path:
     return out.with_name(out.name + ".conversion.json")
 
 
-def write_report(out: Path, plan: Plan, sources: Mapping[str, Source], outcome: Mapping[str, Any]) -> dict[str, Any]:
+def write_report(
+    out: Path,
+    plan: Plan,
+    sources: Mapping[str, Source],
+    importance: ImportanceMatrix,
+    outcome: Mapping[str, Any],
+) -> dict[str, Any]:
     """Write the report of a finished conversion and return it. `outcome` holds what only the run knows.
 
     Raises:
+        ArtifactError: a report has appeared meanwhile.
         OSError: the disk does not take it.
     """
     directory = plan.directory
@@ -39,15 +48,9 @@ def write_report(out: Path, plan: Plan, sources: Mapping[str, Source], outcome: 
         "objects": len(plan.objects),
         "payload_bytes": plan.payload_bytes,
         "formats": dict(Counter(parent.selection.format for parent in plan.parents)),
-        "methods": [_method(parent, sources) for parent in plan.parents],
+        "methods": [_method(parent, sources, importance) for parent in plan.parents],
     }
-    path = report_path(out)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        temporary.rename(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_new(report_path(out), (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode())
     return report
 
 
@@ -66,14 +69,20 @@ def summary(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _method(parent: Parent, sources: Mapping[str, Source]) -> dict[str, Any]:
+def _method(parent: Parent, sources: Mapping[str, Source], importance: ImportanceMatrix) -> dict[str, Any]:
     selection = parent.selection
+    parameters: dict[str, Any] = {}
+    if selection.method == SEARCH:
+        weighted = importance.of(parent.parameters) is not None
+        parameters = {"imatrix": importance.source if weighted else None, "negative_scales": True}
     return {
         "object": parent.id,
         "parameters": [member.name for member in parent.parameters],
-        "sources": list(dict.fromkeys(sources[member.name].tensor for member in parent.parameters)),
+        "sources": list(
+            dict.fromkeys(sources[member.name].tensor for member in parent.parameters if member.name in sources)
+        ),
         "method": selection.method,
-        "method_parameters": {},
+        "method_parameters": parameters,
         "format": selection.format,
         "layout": find_format(selection.format).layout,
         "shape": list(parent.shape),

@@ -8,15 +8,17 @@ from typing import Any
 from engine.artifact.companions import VisionConfig
 from engine.artifact.convert.planner import RESOURCE_ROLES
 from engine.artifact.convert.sources import CheckpointError, parse_json_object
-from engine.exits import ConfigurationError
+from engine.artifact.vocabulary import TOKENIZER, TOKENIZER_CONFIG, parse_vocabulary
+from engine.exits import ArtifactError, ConfigurationError
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Contents by role, in file order, and the number of token ids the tokenizer defines."""
+    """Contents by role, in file order, the number of token ids, and the ids of special tokens."""
 
     contents: dict[str, bytes]
     token_count: int
+    special_ids: frozenset[int]
 
 
 def read_resources(
@@ -47,49 +49,14 @@ def read_resources(
     if vision is not None:
         for role in ("preprocessor_config.json", "video_preprocessor_config.json"):
             _check_processor(role, parsed[role], vision)
-    tokens = count_tokens(parsed["tokenizer.json"], parsed["tokenizer_config.json"])
+    try:
+        vocabulary = parse_vocabulary(contents[TOKENIZER], contents[TOKENIZER_CONFIG])
+    except ArtifactError as error:
+        raise CheckpointError(str(error)) from None
+    tokens = len(vocabulary.tokens)
     if tokens > vocab_size:
         raise CheckpointError(f"the tokenizer defines {tokens} ids; the embedding has {vocab_size} rows")
-    return Resources(contents, tokens)
-
-
-def count_tokens(tokenizer: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> int:
-    """Token ids of the union of vocabulary and added tokens, which must be exactly 0..n-1.
-
-    Raises:
-        CheckpointError: an id or a token is defined twice differently, or an id is skipped.
-    """
-    model = tokenizer.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
-    if not isinstance(vocabulary, Mapping):
-        raise CheckpointError("tokenizer.json: model.vocab is not an object of token to id")
-    by_id: dict[int, str] = {}
-    by_token: dict[str, int] = {}
-
-    def define(token: Any, number: Any, where: str) -> None:
-        if type(number) is not int or number < 0 or not isinstance(token, str):
-            raise CheckpointError(f"{where}: token {token!r} has id {number!r}")
-        if by_id.setdefault(number, token) != token:
-            raise CheckpointError(f"{where}: id {number} is {token!r}, and elsewhere {by_id[number]!r}")
-        if by_token.setdefault(token, number) != number:
-            raise CheckpointError(f"{where}: token {token!r} has id {number}, and elsewhere {by_token[token]}")
-
-    for token, number in vocabulary.items():
-        define(token, number, "tokenizer.json: model.vocab")
-    try:
-        for added in tokenizer.get("added_tokens") or ():
-            define(added["content"], added["id"], "tokenizer.json: added_tokens")
-        for number, added in (tokenizer_config.get("added_tokens_decoder") or {}).items():
-            define(added["content"], int(number), "tokenizer_config.json: added_tokens_decoder")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"the added tokens of the tokenizer cannot be read: {error!r}") from None
-    if not by_id:
-        raise CheckpointError("tokenizer.json defines no token")
-    count = max(by_id) + 1
-    if count != len(by_id):
-        gap = next(number for number in range(count) if number not in by_id)
-        raise CheckpointError(f"the tokenizer skips id {gap}; ids must run from 0 to {count - 1} without a gap")
-    return count
+    return Resources(contents, tokens, frozenset(token.id for token in vocabulary.added if token.special))
 
 
 def _read(role: str, path: Path) -> bytes:

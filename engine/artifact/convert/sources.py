@@ -6,6 +6,7 @@ chunk at a time and no mapping of a whole shard.
 
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -58,11 +59,15 @@ class StoredTensor:
 
 
 class Checkpoint:
-    """The tensors of a checkpoint folder. A context manager; files are opened when first read."""
+    """The tensors of a checkpoint folder. A context manager; files are opened when first read.
+
+    Safe to read from several threads.
+    """
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self.tensors = dict(tensors)
         self._files: dict[Path, int] = {}
+        self._lock = threading.Lock()
 
     @classmethod
     def open(cls, folder: Path) -> "Checkpoint":
@@ -108,9 +113,10 @@ class Checkpoint:
         stored = self.tensors[name]
         elements = np.empty(end - begin, DTYPES[stored.dtype])
         target, size = elements.view(np.uint8).data, elements.itemsize
-        descriptor = self._files.get(stored.path)
-        if descriptor is None:
-            descriptor = self._files[stored.path] = os.open(stored.path, os.O_RDONLY | os.O_CLOEXEC)
+        with self._lock:
+            descriptor = self._files.get(stored.path)
+            if descriptor is None:
+                descriptor = self._files[stored.path] = os.open(stored.path, os.O_RDONLY | os.O_CLOEXEC)
         done = 0
         while done < len(target):
             count = os.preadv(descriptor, [target[done:]], stored.offset + begin * size + done)

@@ -18,7 +18,8 @@ class Source:
     """Rows of a checkpoint tensor of exactly `shape`, seen as `[rows, columns]` with the parameter's columns.
 
     Row r of the parameter is row `begin + (r // run) * stride + r % run` of the tensor; `run` 0 means all in one run.
-    `tap_major` is for the convolution: `[channels, 1, taps]` becomes `[taps, channels]`.
+    `tap_major` is for the convolution: `[channels, 1, taps]` becomes `[taps, channels]`. `origin` names the checkpoint.
+    With `rows`, row r of the parameter is row `rows[r]` of the tensor.
     """
 
     tensor: str
@@ -27,9 +28,14 @@ class Source:
     run: int = 0
     stride: int = 0
     tap_major: bool = False
+    origin: str = "base"
+    rows: tuple[int, ...] | None = None
 
     def runs(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Tensor rows `[begin, end)` that hold parameter rows `[first, last)`, in order."""
+        if self.rows is not None:
+            yield from ((row, row + 1) for row in self.rows[first:last])
+            return
         if not self.run:
             yield self.begin + first, self.begin + last
             return
@@ -127,18 +133,23 @@ def check_sources(checkpoint: Checkpoint, sources: Mapping[str, Source], prefixe
 
 def read_rows(checkpoint: Checkpoint, source: Source, parameter: Parameter, first: int, last: int) -> Array:
     """Rows `[first, last)` of a parameter in the checkpoint's type, shape `[last - first, *parameter.shape[1:]]`."""
-    columns = prod(parameter.shape[1:])
     if source.tap_major:
         channels, _, taps = source.shape
         whole = checkpoint.read(source.tensor, 0, prod(source.shape)).reshape(channels, taps)
         return np.ascontiguousarray(whole.T[first:last])
-    pieces = [checkpoint.read(source.tensor, begin * columns, end * columns) for begin, end in source.runs(first, last)]
-    return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).reshape(last - first, *parameter.shape[1:])
+    rows = read_runs(checkpoint, source, source.tensor, prod(parameter.shape[1:]), (first, last))
+    return rows.reshape(last - first, *parameter.shape[1:])
+
+
+def read_runs(checkpoint: Checkpoint, source: Source, tensor: str, columns: int, rows: tuple[int, int]) -> Array:
+    """Rows `[rows[0], rows[1])` of those that `source` describes, of a tensor with `columns` columns, as a matrix."""
+    pieces = [checkpoint.read(tensor, begin * columns, end * columns) for begin, end in source.runs(*rows)]
+    return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).reshape(-1, columns)
 
 
 def cast(values: Array, format: str) -> Array:
-    """Words of a direct format from a floating array: equal types bit for bit, others rounded to nearest even."""
-    target = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp32": np.dtype("<f4")}[format]
+    """Words of a direct format: equal types bit for bit, other floats rounded to nearest even."""
+    target = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp32": np.dtype("<f4"), "int32": np.dtype("<i4")}[format]
     if values.dtype == target:
         return values
     assert values.dtype in {DTYPES[name] for name in FLOATS}

@@ -50,14 +50,23 @@ VISION = {
 
 
 def write_checkpoint(
-    folder: Path, kind: str = "dense", *, tied: bool = False, dtype: torch.dtype = torch.bfloat16, **changes: Any
+    folder: Path,
+    kind: str = "dense",
+    *,
+    tied: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+    add_mtp_block: bool = True,
+    **changes: Any,
 ) -> dict[str, torch.Tensor]:
-    """Write a checkpoint of `kind` dense, moe or vision, with tokenizer and template. Returns its tensors."""
+    """Write a checkpoint of `kind` dense, moe or vision, with tokenizer and template. Returns its tensors.
+
+    The MTP layer has the usual sizes, so it must be left out where `changes` change them.
+    """
     torch.manual_seed(7)
     model: Any
     settings = {**COMMON, "tie_word_embeddings": tied, **changes}
     if kind == "dense":
-        model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(intermediate_size=96, **settings))
+        model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**{"intermediate_size": 96, **settings}))
     elif kind == "moe":
         experts: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2}
         sizes: dict[str, Any] = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
@@ -72,7 +81,8 @@ def write_checkpoint(
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.5)
     model.save_pretrained(folder)
-    add_mtp(folder, moe=kind == "moe", dtype=dtype)
+    if add_mtp_block:
+        add_mtp(folder, moe=kind == "moe", dtype=dtype)
     write_resources(folder, vision=kind == "vision")
     return load_file(folder / "model.safetensors")
 

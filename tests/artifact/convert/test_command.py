@@ -19,6 +19,7 @@ from engine.artifact import Artifact
 from engine.artifact.config import parse_text_config
 from engine.artifact.convert.cli import add_arguments, run
 from engine.artifact.convert.progress import show_progress
+from engine.artifact.convert.report import report_path
 from engine.artifact.convert.tensors import text_sources
 from engine.cli.artifact import main
 from engine.exits import ConfigurationError, NInferError
@@ -138,10 +139,22 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
     assert not out.exists()
     assert not list(tmp_path.glob("*.conversion.json"))
     assert digests(model) == before
-    # The next attempt is not disturbed by what the killed one left.
-    assert (
-        run(arguments("--model", str(model), "--recipe", "bf16", "--out", str(out)), Console(file=io.StringIO())) == 0
-    )
+    # The next attempt is not disturbed by what the killed one left, names it, and removes it when told to.
+    (left,) = tmp_path.glob(".out.ninfer.*.tmp")
+    other = tmp_path / f".out.ninfer2{left.name.removeprefix('.out.ninfer')}"
+    other.write_text("of another output")
+    words = ["--model", str(model), "--recipe", "bf16", "--out", str(out)]
+    screen = io.StringIO()
+    assert run(arguments(*words), Console(file=screen)) == 0
+    assert f"{left} (" in screen.getvalue()
+    assert "--clean removes them" in screen.getvalue()
+    assert left.exists()
+    out.unlink()
+    report_path(out).unlink()
+    assert run(arguments(*words, "--clean"), Console(file=screen)) == 0
+    assert f"removed {left}" in screen.getvalue().replace("\n", "")
+    assert not left.exists()
+    assert other.exists()
     with Artifact.open(out) as artifact:
         assert artifact.text_config.hidden_size == 64
 

@@ -12,12 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.artifact import Artifact
+from engine.artifact.convert.importance import ImportanceMatrix
 from engine.artifact.convert.pipeline import Request, convert
-from engine.artifact.convert.planner import component_registry
 from engine.artifact.convert.report import report_path
 from engine.artifact.convert.sources import CheckpointError
 from engine.artifact.grouped import encode_grouped, quantize_absmax
-from engine.artifact.parameters import Parameter
+from engine.artifact.parameters import Parameter, component_registry
+from engine.artifact.search import encode_search
 from engine.exits import ArtifactError, ConfigurationError
 from tests.artifact.convert.checkpoints import HEAD, HEADS, HIDDEN, shard, write_checkpoint
 
@@ -206,6 +207,57 @@ def test_grouped_words_do_not_depend_on_chunks(
     assert {"q4_g64_fp16", "q5_g64_fp16", "q6_g64_fp16", "q8_g32_fp16", "bf16", "fp32"} == found
 
 
+@pytest.mark.parametrize(("rows_per_chunk", "threads"), [(5, 1), (64, 3)])
+def test_searched_words_are_weighted_with_the_importance_matrix(
+    rows_per_chunk: int, threads: int, checkpoints: Callable[[str], tuple[Path, Tensors]], tmp_path: Path
+) -> None:
+    folder, tensors = checkpoints("dense")
+    random = np.random.default_rng(8)
+    vectors = {
+        name: random.random(size).astype(np.float32)
+        for name, size in (
+            ("text/layers/0/gdn/query", HIDDEN),
+            ("text/layers/0/gdn/key", HIDDEN),
+            ("text/layers/3/attention/output", HEADS * HEAD),
+        )
+    }
+    matrix = tmp_path / "made.safetensors"
+    ImportanceMatrix(vectors, "some text").write(matrix)
+    out = tmp_path / "model.ninfer"
+    effort: dict[str, Any] = {"rows_per_chunk": rows_per_chunk, "threads": threads}
+    report = make(folder, out, "qwen3_8_27b", sources={"imatrix": matrix}, **effort)
+    mean = (vectors["text/layers/0/gdn/query"] + vectors["text/layers/0/gdn/key"]) / np.float32(2)
+    weighted = {
+        "text/layers/0/gdn/query": mean,
+        "text/layers/0/gdn/key": mean,
+        "text/layers/3/attention/output": vectors["text/layers/3/attention/output"],
+    }
+    searched = [entry for entry in report["methods"] if entry["method"] == "grouped_search"]
+    assert {name for entry in searched for name in entry["parameters"]} >= weighted.keys()
+    assert sum(entry["method_parameters"]["imatrix"] == "some text" for entry in searched) == 2
+    with Artifact.open(out) as artifact:
+        assert artifact.directory.provenance["sources"]["imatrix"] == {"path": str(matrix)}
+        for entry in searched:
+            for name in entry["parameters"]:
+                source = expected(name, tensors, "model.").float().numpy()
+                (part,) = artifact.encoded(name)
+                planes = encode_search(part.tensor.format.name, source, weighted.get(name), negative_scales=True)
+                stored = part.tensor.grouped_rows(*part.rows)
+                np.testing.assert_array_equal(stored.base, planes.base, name)
+                np.testing.assert_array_equal(stored.scales.view(np.uint16), planes.scales.view(np.uint16), name)
+
+
+def test_an_importance_matrix_of_another_model_is_refused(dense: Path, tmp_path: Path) -> None:
+    for name, size, message in (
+        ("text/layers/9/mlp/up", HIDDEN, r"covers 'text/layers/9/mlp/up', which this model does not have"),
+        ("text/layers/0/mlp/up", 5, r"text/layers/0/mlp/up: the importance is float32 \[5\]"),
+    ):
+        matrix = tmp_path / f"{size}.safetensors"
+        ImportanceMatrix({name: np.ones(size, np.float32)}, "x").write(matrix)
+        with pytest.raises(CheckpointError, match=message):
+            make(dense, tmp_path / "model.ninfer", "nano_search", sources={"imatrix": matrix})
+
+
 def test_shards_equal_a_single_file(checkpoints: Callable[[str], tuple[Path, Tensors]], tmp_path: Path) -> None:
     folder, _ = checkpoints("moe")
     own = shutil.copytree(folder, tmp_path / "one" / "model")
@@ -295,7 +347,7 @@ SPOILT: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: edit_json(f / "config.json", hidden_act="gelu"), "hidden_act is 'gelu'"),
     (lambda f: edit_json(f / "config.json", num_hidden_layers=5), "4 layer_types for 5 layers"),
     (lambda f: edit_json(f / "config.json", vocab_size=200), "defines 259 ids; the embedding has 200 rows"),
-    (lambda f: edit_json(f / "tokenizer.json", added_tokens=[{"id": 999, "content": "<x>"}]), "skips id 256"),
+    (lambda f: edit_json(f / "tokenizer.json", added_tokens=[{"id": 999, "content": "<x>"}]), "but id 256 is absent"),
     (lambda f: (f / "tokenizer.json").write_text("{"), r"tokenizer\.json is not JSON"),
     (lambda f: (f / "chat_template.jinja").write_bytes(b"\xff"), r"chat_template\.jinja is not UTF-8"),
     (lambda f: (f / "chat_template.jinja").write_bytes(b""), r"chat_template\.jinja is empty"),
@@ -318,8 +370,8 @@ def test_refused_requests(dense: Path, tmp_path: Path) -> None:
     out = tmp_path / "model.ninfer"
     for recipe, message in (
         ("nonsense", "unknown recipe 'nonsense'; known: bf16"),
-        ("qwen3_8_27b", "needs grouped_search, which this version does not have; recipes that convert: bf16, nano"),
-        ("qwen3_8_27b_nvfp4", "needs fp8_row_maxabs and import_encoded"),
+        ("qwen3_8_27b", "recipe 'qwen3_8_27b' needs --source imatrix=PATH"),
+        ("qwen3_8_27b_nvfp4", "needs --source quantized=PATH"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             make(dense, out, recipe)
@@ -331,6 +383,10 @@ def test_refused_requests(dense: Path, tmp_path: Path) -> None:
         make(dense, out, resources={"preprocessor_config.json": dense / "config.json"})
     with pytest.raises(ConfigurationError, match="is not a folder"):
         make(dense, tmp_path / "nowhere" / "model.ninfer")
+    with pytest.raises(ConfigurationError, match="reads no source 'imatrix'; it reads: none"):
+        make(dense, out, sources={"imatrix": dense / "config.json"})
+    with pytest.raises(CheckpointError, match=r"config\.json is not an importance matrix"):
+        make(dense, out, "qwen3_8_27b", sources={"imatrix": dense / "config.json"})
     with pytest.raises(ConfigurationError, match="rows per chunk is 0"):
         make(dense, out, rows_per_chunk=0)
     assert not out.exists()

@@ -163,5 +163,5 @@ def test_refusals(components: tuple[str, ...], resources: dict[str, int], messag
 
 
 def test_unknown_recipe_lists_the_known() -> None:
-    with pytest.raises(ConfigurationError, match="unknown recipe 'q4'; known: bf16, nano, qwen3_6_27b"):
+    with pytest.raises(ConfigurationError, match="unknown recipe 'q4'; known: bf16, nano, nano_search, "):
         find_recipe("q4")

@@ -10,10 +10,9 @@ import pytest
 
 from engine.artifact.companions import parse_vision_config
 from engine.artifact.config import parse_text_config
-from engine.artifact.convert.planner import component_registry
-from engine.artifact.convert.resources import count_tokens
 from engine.artifact.convert.sources import Checkpoint, CheckpointError
 from engine.artifact.convert.tensors import Source, cast, mtp_sources, text_sources, vision_sources
+from engine.artifact.parameters import component_registry
 from tests.artifact.convert.published import configs, text_config, vision_config
 
 
@@ -135,32 +134,3 @@ def test_cast_rounds_to_nearest_even_and_keeps_bits() -> None:
     halves = np.array([0x3F808000, 0x3F818000, 0x3F808001], np.uint32).view(np.float32)
     assert cast(halves, "bf16").view(np.uint16).tolist() == [0x3F80, 0x3F82, 0x3F81]
     assert cast(bits[:1], "fp32").view(np.uint32).tolist() == [0x80000000]
-
-
-def test_tokens_are_the_union_of_three_tables() -> None:
-    tokenizer = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2, "content": "<s>"}]}
-    config = {"added_tokens_decoder": {"2": {"content": "<s>"}, "3": {"content": "<e>"}}}
-    assert count_tokens(tokenizer, config) == 4
-    assert count_tokens(tokenizer, {}) == 3
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "config", "message"),
-    [
-        ({"model": {"vocab": {"a": 0, "c": 2}}}, {}, "skips id 1"),
-        ({"model": {"vocab": {"a": 0, "c": 2**62}}}, {}, "skips id 1"),
-        ({"model": {"vocab": {"a": 0, "b": 0}}}, {}, "id 0 is 'b', and elsewhere 'a'"),
-        ({"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 0, "content": "b"}]}, {}, "id 0 is 'b'"),
-        ({"model": {"vocab": {"a": 0}}}, {"added_tokens_decoder": {"1": {"content": "a"}}}, "'a' has id 1"),
-        ({"model": {"vocab": {"a": "0"}}}, {}, "token 'a' has id '0'"),
-        ({"model": {"vocab": {"a": -1}}}, {}, "token 'a' has id -1"),
-        ({"model": {"vocab": []}}, {}, "model.vocab is not an object"),
-        ({"model": {"vocab": {}}}, {}, "defines no token"),
-        ({}, {}, "model.vocab is not an object"),
-        ({"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 1}]}, {}, "added tokens .* cannot be read"),
-        ({"model": {"vocab": {"a": 0}}}, {"added_tokens_decoder": {"x": {"content": "b"}}}, "cannot be read"),
-    ],
-)
-def test_broken_vocabularies(tokenizer: dict[str, Any], config: dict[str, Any], message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        count_tokens(tokenizer, config)
