@@ -24,7 +24,6 @@ from pydantic import (
 
 from engine.api.chat_tools import DeclaredTool, declare
 from engine.api.constraints import Form
-from engine.api.errors import invalid
 from engine.api.fields import (
     LARGEST_COUNT,
     NO_LOGPROBS,
@@ -36,7 +35,7 @@ from engine.api.fields import (
     refuse,
     whole,
 )
-from engine.api.forms import ResponseFormat, StructuredOutputs
+from engine.api.forms import ResponseFormat, StructuredOutputs, only_form
 from engine.api.tool_choice import SCHEMA, Choice, read_choice
 from engine.api.tools import Toolset, assistant_turn, historic_call, paired, result_turn
 
@@ -317,15 +316,7 @@ class ChatRequest(BaseModel):
     def form(self) -> Form | None:
         """The form that the answer must have. Raises ApiError: two are asked for."""
         asked = None if self.response_format is None else self.response_format.form("response_format")
-        if self.structured_outputs is None:
-            return asked
-        if asked is not None:
-            raise invalid(
-                "structured_outputs: response_format asks for a form too; send one of them",
-                code="invalid_value",
-                param="structured_outputs",
-            )
-        return self.structured_outputs.form("structured_outputs")
+        return only_form(asked, self.structured_outputs)
 
     @property
     def toolset(self) -> Toolset:

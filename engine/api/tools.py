@@ -56,6 +56,7 @@ def toolset(
     longest: int = LONGEST_NAME,
     fields: Sequence[str] | None = None,
     choice_field: str = "tool_choice",
+    schema_field: str = "parameters",
 ) -> Toolset:
     """Check declarations and choice. `fields`: for each tool the place of its members, such as `tools[2].function`.
 
@@ -77,7 +78,7 @@ def toolset(
             try:
                 check_strict(tool)
             except ConstraintError as error:
-                param = f"{place}.parameters{error.pointer}"[:LONGEST_PARAM]
+                param = f"{place}.{schema_field}{error.pointer}"[:LONGEST_PARAM]
                 raise invalid(f"{param}: {error.message}", code=error.code, param=param) from error
     return Toolset(tools=tuple(tools), choice=choice)
 

@@ -167,6 +167,10 @@ def test_the_observation(box: Box, usage: bool) -> None:
     }  # fmt: skip
     fields = {"response_format": {"type": "json_object"}}
     assert box.chat({"text": "{}"}, **fields).json["constraint"] == expected
+    metrics = box.request("GET", "/metrics").body.decode()
+    for series in ('requests_total{outcome="terminated"}', 'cache_total{result="hit"}', "mask_positions_total"):
+        (line,) = [one for one in metrics.splitlines() if one.startswith(f"ninfer_constraint_{series}")]
+        assert float(line.split()[-1]) >= 1
     events = box.chat({"text": "{}"}, stream=True, stream_options={"include_usage": usage}, **fields).events
     assert [event for event in events[:-1] if "constraint" in event] == [events[-2]]
     assert events[-2]["constraint"] == expected
@@ -186,3 +190,39 @@ def test_an_answer_that_cannot_go_on(box: Box) -> None:
     failed = box.chat({"text": "x", "error": "it died", "error_code": "constraint_failed"}, **fields)
     assert (failed.status, failed.error["code"]) == (500, "constraint_failed")
     assert "it died" in failed.error["message"]
+
+
+def test_the_other_protocols(box: Box) -> None:
+    """Where each says the form, and where it reports on it."""
+    script = json.dumps({"script": {"text": "{}"}})
+    flat = {"type": "json_schema", "name": "answer", "schema": NUMBER, "strict": True}
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    request = {"model": "nano", "input": script, "text": {"format": flat}} | off
+    response = box.request("POST", "/v1/responses", request).json
+    assert response["text"]["format"] == flat
+    assert response["constraint"]["complete"]
+    assert '"n"' in box.seen("submit")[-1]["constraint"]
+    request = {
+        "model": "nano", "max_tokens": 50, "messages": [{"role": "user", "content": script}],
+        "output_config": {"format": {"type": "json_schema", "schema": NUMBER}}, "thinking": {"type": "disabled"},
+    }  # fmt: skip
+    message = box.request("POST", "/v1/messages", request).json
+    assert message["constraint"]["complete"]
+    events = box.request("POST", "/v1/messages", request | {"stream": True}).body.decode().split("\n\n")
+    (delta,) = [json.loads(event.split("data: ")[1]) for event in events if "event: message_delta" in event]
+    assert delta["constraint"]["complete"]
+    bad = request | {"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}
+    assert "output_config.format.schema/type" in box.request("POST", "/v1/messages", bad).error["message"]
+    bad = {"model": "nano", "input": script, "structured_outputs": {"regex": "a("}}
+    refused = box.request("POST", "/v1/responses", bad)
+    assert (refused.error["code"], refused.error["param"]) == ("invalid_regex", "structured_outputs.regex")
+    forced = {
+        "tools": [{"name": "look", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "tool", "name": "look"},
+    }  # fmt: skip
+    del request["output_config"]
+    assert box.request("POST", "/v1/messages", request | forced).status == 200
+    assert 'answer: "<tool_call>" call' in box.seen("submit")[-1]["constraint"]
+    prefilled = request | {"messages": [*request["messages"], {"role": "assistant", "content": "{"}]}
+    prefilled["output_config"] = {"format": {"type": "json_object"}}
+    assert "cannot be held to a form" in box.request("POST", "/v1/messages", prefilled).error["message"]

@@ -46,7 +46,7 @@ EXPRESSIONS = st.recursive(
 TEXTS = st.text(alphabet="abcéA1_.- \n", max_size=7)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(EXPRESSIONS, st.lists(TEXTS, min_size=3, max_size=6), st.data())
 def test_expressions_mean_what_python_means(expression: str, texts: list[str], data: st.DataObject) -> None:
     compiled = re.compile(expression, re.ASCII)

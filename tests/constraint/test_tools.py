@@ -129,7 +129,7 @@ def tools(draw: st.DrawFn) -> Tool:
     return Tool(name="made", strict=True, parameters=parameters)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tools(), st.integers(0, 1000))
 def test_forced_calls_are_read_back_and_fit(masks: Masks, tool: Tool, seed: int) -> None:
     try:
