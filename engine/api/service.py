@@ -159,6 +159,7 @@ class Service:
         self.metrics.serving(self.public_id(model), limits, lambda: self.admission.active)
         self.records.serving(self.config, model, self.public_id(model), limits, keys=self.keys.configured)
         self.totals.ready = time.monotonic()
+        self.readiness.open = True
         self.ready.set()
         log.info("serving", model=self.public_id(model), max_context=limits.max_context, lanes=limits.lanes)
 
