@@ -4,12 +4,14 @@ A key is 256 random bits, shown once when it is made. The file holds its SHA-256
 secret that nobody can guess.
 """
 
+import contextlib
 import hashlib
 import os
 import re
 import secrets
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -105,27 +107,41 @@ def revoke_key(path: Path, name: str) -> None:
         _write(path, left)
 
 
-def _locked(path: Path) -> filelock.BaseFileLock:
-    return filelock.FileLock(path.with_suffix(".lock"), mode=0o600, timeout=LOCK_SECONDS)
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    lock = path.with_suffix(".lock")
+    try:
+        with filelock.FileLock(lock, mode=0o600, timeout=LOCK_SECONDS):
+            _hand_over(lock)
+            yield
+    except filelock.Timeout as error:
+        raise ConfigurationError(f"keys in {path}: another command has held {lock} for {LOCK_SECONDS:g} s") from error
+    except OSError as error:
+        raise ConfigurationError(f"keys in {path}: {error.strerror or error}") from error
+
+
+def _hand_over(path: Path) -> None:
+    """Root made it; the box, which may be somebody else, must be able to read it."""
+    if os.geteuid() == 0:
+        owner = path.parent.stat()
+        os.chown(path, owner.st_uid, owner.st_gid)
 
 
 def _write(path: Path, keys: tuple[Key, ...]) -> None:
     data = msgspec.json.format(msgspec.json.encode(_File(keys=keys)), indent=2) + b"\n"
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # a key that was shown must survive a power cut
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise ConfigurationError(f"keys in {path}: {error.strerror}") from error
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        _hand_over(Path(name))
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # a key that was shown must survive a power cut
+    finally:
+        os.close(folder)

@@ -132,7 +132,7 @@ def from_options(
 
 def allowed_hosts(options: Options) -> tuple[str, ...]:
     """The names of `--allowed-hosts`, and of `--host` if that is a name; numbers are always allowed."""
-    return tuple(dict.fromkeys([options.host, *(options.allowed_hosts or "").replace(",", " ").split()]))
+    return (options.host, *(options.allowed_hosts or "").replace(",", " ").split())
 
 
 def write_keys(path: Path, keys: list[str]) -> None:
