@@ -58,10 +58,16 @@ def test_named_keys_come_and_go_while_the_server_runs(tmp_path: Path) -> None:
             assert (refused.status, refused.error["code"]) == (403, "admin_key_needed")
             assert "'laptop'" in refused.error["message"]
             assert box.request("GET", path, headers=_bearer(operator)).status == 200
+        kept = box.request("POST", "/v1/responses", {"model": "nano", "input": "hi"}, _bearer(laptop)).json["id"]
+        for headers, status in ((_bearer(operator), 404), (_bearer(laptop), 200)):
+            assert box.request("GET", f"/v1/responses/{kept}", headers=headers).status == status
+            more = {"model": "nano", "input": "and", "previous_response_id": kept, "store": False}
+            assert box.request("POST", "/v1/responses", more, headers).status == status
+        assert box.request("DELETE", f"/v1/responses/{kept}", headers=_bearer(operator)).status == 404
         for path in ("/v1/models", "/props"):
             assert box.request("GET", path, headers=_bearer(laptop)).status == 200
         metrics = box.request("GET", "/metrics", headers=_bearer(operator)).body.decode()
-        assert 'ninfer_key_requests_total{key="laptop"} 1.0' in metrics
+        assert 'ninfer_key_requests_total{key="laptop"} 3.0' in metrics
         assert 'ninfer_key_tokens_total{key="operator",kind="prompt"}' in metrics
 
         revoke_key(store, "laptop")
@@ -81,7 +87,7 @@ def test_named_keys_come_and_go_while_the_server_runs(tmp_path: Path) -> None:
         assert _ask(box, {}).status == 401
         log, records = box.api_log.read_text(), requests.read_text()
         names = [json.loads(line)["request"]["api_key"] for line in records.splitlines() if '"request_done"' in line]
-        assert names == [None, "laptop", "operator", "operator", "operator"]
+        assert names == [None, "laptop", "operator", *["laptop"] * 2, *["operator"] * 2]
         assert "keys_not_taken" in log
         for secret in (laptop, operator):
             assert secret not in log + records + metrics
