@@ -14,6 +14,7 @@ from downloader.signature import POLICIES, Policy
 from engine.exits import ConfigurationError
 from engine.options import Options, Resolved, resolve, rows_of
 
+KEYS_FILE = "keys.json"
 SETTINGS_FILE = "settings.toml"
 DRAIN_SECONDS = 8.0  # for running requests to end when the box is stopped
 
@@ -43,11 +44,20 @@ class Settings:
         return self.state / "state.json"
 
     @property
+    def key_store(self) -> Path:
+        return self.state / KEYS_FILE
+
+    @property
+    def tls_folder(self) -> Path:
+        return self.state / "tls"
+
+    @property
     def url(self) -> str:
         """The address to type on this machine."""
         host = self.options.host
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-        return f"http://{shown}:{self.options.port}"
+        scheme = "http" if self.options.tls == "off" else "https"
+        return f"{scheme}://{shown}:{self.options.port}"
 
     def make_folders(self) -> None:
         """Make home's folders, closed to others where a key or a certificate may lie.
