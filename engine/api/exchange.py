@@ -61,7 +61,9 @@ class Exchange:
             return prepare(self.ask, model, limits, service.config.generation)
 
         try:
-            self.prepared = await in_time(service, self.account.arrived, work)
+            prepared = await in_time(service, self.account.arrived, work)
+            await service.compiled(model, prepared.constraint)
+            self.prepared = prepared
         except ApiError:
             self.outcome = "rejected"
             raise

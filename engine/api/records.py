@@ -246,7 +246,7 @@ def _done(exchange: "Exchange", prepared: Prepared) -> dict[str, Any]:
         "timings_seconds": _timings(account),
         "vision_overlay": None,
         "engine_timing": None if engine is None else msgspec.to_builtins(engine),
-        "constraint": None,
+        "constraint": account.constraint,
         "first_output_timing": None,
         "speculative": {
             "backend": "none",

@@ -63,6 +63,7 @@ async def serve(service: Service, listener: socket.socket, stop: asyncio.Event) 
             await work
         await runner.cleanup()
         service.records.log.close()
+        service.close_checker()
         service.pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -91,6 +91,8 @@ class _Conversation:
             preserve_thinking=self.preserve_thinking,
             template_kwargs=request.chat_template_kwargs or {},
             tools=declared.toolset,
+            thinking_budget=None if created is None else created.thinking_budget,
+            form=None if created is None else created.form,
         )
 
 
