@@ -167,6 +167,7 @@ def expected(asked: Question) -> dict[str, Any]:
     except ConfigurationError:
         return {"problem": True}
     else:
+        assert made is not None
         rejected = made.rejected
     return {
         "plan": made
