@@ -10,7 +10,7 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,8 +72,10 @@ def run(settings: Settings, launch: Launch = Launch()) -> int:
             started = start(files)
             try:
                 # The api is on its way by now; watching needs modules that would have delayed it.
+                from appliance import banner  # noqa: PLC0415
                 from appliance.box import Box, display  # noqa: PLC0415
 
+                print_banner(settings, banner.facts(settings))
                 return Box(settings, files, started, signals, display(sys.stdout)).run()
             finally:
                 os.close(started.output)
@@ -134,6 +136,7 @@ def _write_files(settings: Settings, files: RunFiles, launch: Launch, tls: tuple
         sources=dict(settings.resolved.sources),
         run=str(files.folder),
         policy=launch.policy,
+        variables=dict(settings.variables),
     )
     key = secrets.token_hex(16)
     write_private(files.supervisor_key, key + "\n")
@@ -181,6 +184,16 @@ def check_port(host: str, port: int) -> None:
                     f"port {port} is taken by {owner}; stop it or choose another with --port"
                 ) from error
             raise ConfigurationError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+
+
+def print_banner(settings: Settings, facts: Mapping[str, str]) -> None:
+    """Two columns for a person, one event for a machine."""
+    if settings.options.log_json:
+        log.info("launch", **{name.lower(): text for name, text in facts.items()})
+        return
+    width = max(map(len, facts))
+    sys.stdout.write("".join(f"{name:<{width}}  {text}\n" for name, text in facts.items()) + "\n")
+    sys.stdout.flush()
 
 
 def _print_settings(settings: Settings) -> None:

@@ -107,7 +107,7 @@ def test_settings_cross_to_the_controller_unchanged(tmp_path: Path, artifact: Pa
     config = ControllerConfig(values=values, sources=dict(found.resolved.sources), run="/run/x")
     again = msgspec.json.decode(msgspec.json.encode(config), type=ControllerConfig)
     assert again.settings() == found
-    assert from_text(values, found.resolved.sources).resolved.explicit("port")
+    assert from_text(values, found.resolved.sources, {}).resolved.explicit("port")
 
 
 def test_the_programs_understand_their_configuration(tmp_path: Path, artifact: Path) -> None:
