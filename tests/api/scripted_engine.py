@@ -24,6 +24,7 @@ from engine.protocol import (
     AskStatistics,
     Boot,
     Cancel,
+    ConstraintReport,
     EngineMessage,
     Hello,
     LaneTokens,
@@ -42,6 +43,7 @@ from engine.protocol import (
 from tests.api.nano import FINGERPRINT, NAME, frontend
 
 STEPS = 3
+REPORT = ConstraintReport(complete=True, cache="hit", mask_positions=7, mask_upload_bytes=7168, mask_seconds=0.25)
 
 
 class Script(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,6 +60,7 @@ class Script(msgspec.Struct, forbid_unknown_fields=True):
     cached: int = 0  # tokens of the prompt that were reused
     reject: str = ""
     error: str = ""
+    error_code: str = ""
     ids: list[int] = []
 
 
@@ -125,7 +128,8 @@ class Engine:
             thinking=None if submit.thinking is None else [
                 submit.thinking.close.decode(), submit.thinking.budget,
                 b"".join(front.vocabulary[one] for one in unpack_ids(submit.thinking.wrap_up)).decode(),
-            ])  # fmt: skip
+            ],
+            constraint=None if submit.constraint is None else submit.constraint.decode())  # fmt: skip
         self.running += 1
         try:
             await self.play(writer, submit, script, len(prompt))
@@ -175,6 +179,8 @@ class Engine:
                 "finish": ("stop_string" if stop else "error" if script.error else finish) if last else None,
                 "stop": stop,
                 "error": script.error if last else "",
+                "error_code": script.error_code if last else "",
+                "constraint": REPORT if last and submit.constraint is not None else None,
                 "timings": timings,
             }
             self.send(writer, Tokens(round=self.rounds, lanes=(msgspec.convert(lane, LaneTokens),)))
