@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.exits import ConfigurationError
-from engine.options import Resolved
+from engine.options import Resolved, Source
 
 _NO_CACHE = "needs NINFER_AUTO_HOST_CACHE=on, which is not in this version"
 _NO_STORE = "is not in this version: conversations are not kept; leave it out"
@@ -79,7 +79,8 @@ def keep_presets(resolved: Resolved, flags: Mapping[str, str | None], environ: M
     """Unset what a variable leaves to the model's preset, as a setting of a person: a profile does not change it."""
     names = [field for name, field in PRESETS.items() if environ.get(name) == "default" and flags.get(field) is None]
     unset: dict[str, Any] = dict.fromkeys(names)
-    sources = {**resolved.sources, **dict.fromkeys(names, "environment")}
+    environment: Source = "environment"
+    sources = {**resolved.sources, **dict.fromkeys(names, environment)}
     return Resolved(dataclasses.replace(resolved.options, **unset), sources)
 
 
