@@ -13,8 +13,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from tools.nano.config import TOKEN_COUNT
+
 FOLDER = Path(__file__).parents[2] / "etc" / "nano"
-TOKEN_COUNT = 8192
 CORPUS_CHARACTERS = 12_000_000
 
 # One alternative a kind of word: contractions, letters with marks, single digits, punctuation, line ends, blanks.
