@@ -8,8 +8,8 @@ import numpy as np
 from engine.artifact import Artifact
 from engine.text import Frontend
 from tools.nano import checkpoint
-from tools.nano.config import LAYERS
 from tools.nano.build import ARTIFACT, NAME, build
+from tools.nano.config import LAYERS
 
 
 def _digest(path: Path) -> str:

@@ -18,7 +18,7 @@ from tools.nano.tokenizer import FOLDER
 NAME = "nano"
 ARTIFACT = FOLDER / "nano.ninfer"
 # The id must change whenever the weights or the side files do.
-ARTIFACT_ID = hashlib.sha256(f"{NAME} seed {checkpoint.SEED} edition 1".encode()).digest()[:16]
+ARTIFACT_ID = hashlib.sha256(f"{NAME} seed {checkpoint.SEED} edition 2".encode()).digest()[:16]
 
 
 def build(out: Path) -> None:

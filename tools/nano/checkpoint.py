@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from tools.nano.config import LAYERS, NANO, TOKEN_COUNT
+from tools.nano.config import NANO, TOKEN_COUNT
 from tools.nano.tokenizer import FOLDER
 
 SEED = 20260

@@ -122,7 +122,7 @@ def unit_lower_inverse(strict: torch.Tensor) -> torch.Tensor:
     Blocks double: with X the inverse of the diagonal blocks of size s, X - X·A'·X is that of size 2s, where A' are the
     blocks below the diagonal. Unlike summing powers of A this is as stable as substitution, and it is only products.
     """
-    result: torch.Tensor = _UnitLowerInverse.apply(strict)
+    result: torch.Tensor = _UnitLowerInverse.apply(strict)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -145,7 +145,8 @@ class _UnitLowerInverse(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
         (inverse,) = ctx.saved_tensors
-        return -(inverse.mT @ gradients[0] @ inverse.mT).tril(-1)
+        gradient: torch.Tensor = -(inverse.mT @ gradients[0] @ inverse.mT).tril(-1)
+        return gradient
 
 
 def scan_chunks(
@@ -157,9 +158,8 @@ def scan_chunks(
     and the state before each chunk [C, B, H, Dk, Dv].
     """
     lead = fresh.shape[:3]
-    corrected, states = _ScanChunks.apply(
-        *(part.flatten(1, 2).contiguous() for part in (fresh, carried, leaving)), kept.flatten(1, 2).contiguous()
-    )
+    flat = [part.flatten(1, 2).contiguous() for part in (fresh, carried, leaving, kept)]
+    corrected, states = _ScanChunks.apply(*flat)  # type: ignore[no-untyped-call]
     return corrected.view(*lead, *corrected.shape[2:]), states.view(*lead, *states.shape[2:])
 
 

@@ -124,7 +124,8 @@ class Attention(nn.Module):
         return output
 
     def forward(self, x: torch.Tensor, packing: Packing) -> torch.Tensor:
-        return self.finish(*self.project(x, packing), packing.visible)
+        query, key, value, gate = self.project(x, packing)
+        return self.finish(query, key, value, gate, packing.visible)
 
 
 class DeltaNet(nn.Module):
@@ -226,7 +227,8 @@ class Mixture(nn.Module):
         product = (swiglu(up).float() * spread.unsqueeze(-1)).to(up.dtype)
         routed = linear(product.flatten(1), self.experts.down_proj.transpose(0, 1).flatten(1))
         shared = self.shared_expert_gate(x).float().sigmoid() * self.shared_expert(x)
-        return (routed + shared).view(shape)
+        output: torch.Tensor = (routed + shared).view(shape)
+        return output
 
 
 class Block(nn.Module):
@@ -303,7 +305,7 @@ class Nano(nn.Module):
         Raises:
             ValueError: L is not a multiple of 64.
         """
-        rows, length = documents.shape
+        length = documents.shape[1]
         if length % CHUNK_TOKENS:
             raise ValueError(f"rows have {length} tokens; wanted a multiple of {CHUNK_TOKENS}")
         device = documents.device

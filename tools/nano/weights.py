@@ -1,7 +1,6 @@
 """Trained weights on disk: a Hugging Face checkpoint folder in bfloat16, in parts small enough to travel."""
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,7 +36,7 @@ def write_weights(
     for name, part in zip(names, parts, strict=True):
         temporary = folder / f".{name}.tmp"
         save_file(part, temporary)
-        os.replace(temporary, folder / name)
+        temporary.replace(folder / name)
     places = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
     size = sum(tensor.nbytes for part in parts for tensor in part.values())
     replace_text(folder / INDEX, json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=1))
@@ -64,4 +63,4 @@ def replace_text(path: Path, text: str) -> None:
     """Write a small file in one step."""
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    temporary.replace(path)
