@@ -149,6 +149,7 @@ class _UnitLowerInverse(torch.autograd.Function):
         return gradient
 
 
+@torch.compiler.disable
 def scan_chunks(
     fresh: torch.Tensor, carried: torch.Tensor, leaving: torch.Tensor, kept: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
