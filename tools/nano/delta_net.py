@@ -16,6 +16,8 @@ from torch.nn import functional
 
 from kernels.delta_net import CHUNK_TOKENS
 
+SMALL_BLOCK = 16
+
 
 @dataclass(frozen=True)
 class Borders:
@@ -64,9 +66,10 @@ def packed_convolution(columns: torch.Tensor, weight: torch.Tensor, borders: Bor
     taps = weight.shape[0]
     wide = columns.to(torch.promote_types(columns.dtype, torch.float32))
     total = wide * weight[-1]
+    reach = functional.pad(wide, (0, 0, taps - 1, 0))
     for back in range(1, taps):
-        shifted = functional.pad(wide, (0, 0, back, 0))[:, : columns.shape[1]]
-        total = total + shifted.masked_fill(~borders.taps[back], 0.0) * weight[-1 - back]
+        shifted = reach[:, taps - 1 - back : taps - 1 - back + columns.shape[1]]
+        total = torch.addcmul(total, shifted.masked_fill(~borders.taps[back], 0.0), weight[-1 - back])
     return functional.silu(total).to(columns.dtype)
 
 
@@ -90,13 +93,15 @@ def packed_delta_rule(
     chunks = length // CHUNK_TOKENS
     wide = torch.promote_types(value.dtype, torch.float32)
 
-    def split(x: torch.Tensor, repeats: int = 1) -> torch.Tensor:
-        """[B, L, heads, N] to [C, B, value heads, 64, N]."""
-        x = x.to(wide).view(rows, chunks, CHUNK_TOKENS, *x.shape[2:]).permute(1, 0, 3, 2, 4)
-        return x.repeat_interleave(repeats, dim=2) if repeats > 1 else x
+    def split(x: torch.Tensor) -> torch.Tensor:
+        """[B, L, heads, N] to [C, B, heads, 64, N]."""
+        return x.to(wide).view(rows, chunks, CHUNK_TOKENS, *x.shape[2:]).permute(1, 0, 3, 2, 4)
 
     with torch.autocast(value.device.type, enabled=False):
-        query, key = split(query * key_dim**-0.5, ratio), split(key, ratio)
+        query, key = split(query * key_dim**-0.5), split(key)
+        # Products of queries and keys are the same for all value heads of a key head.
+        similar, asked = (part.repeat_interleave(ratio, dim=2) for part in (key @ key.mT, query @ key.mT))
+        query, key = query.repeat_interleave(ratio, dim=2), key.repeat_interleave(ratio, dim=2)
         value, beta = split(value), split(beta.unsqueeze(-1))
         total = split(decay.unsqueeze(-1)).squeeze(-1).cumsum(-1)  # [C, B, Hv, 64]
         end = total[..., -1:]
@@ -104,41 +109,31 @@ def packed_delta_rule(
         # Only differences that are <= 0 are exponentiated, and none across a border.
         between = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(~borders.inside, -torch.inf).exp()
         entry = (total.exp() * borders.entry.to(wide)).unsqueeze(-1)
-        weighted = key * beta
-        inverse = unit_lower_inverse(((weighted @ key.mT) * between).tril(-1))
-        solved = inverse @ torch.cat((value * beta, weighted * entry), dim=-1)
-        fresh, carried = solved.split_with_sizes([value_dim, key_dim], dim=-1)
+        inverse = unit_lower_inverse(similar * between * beta)
+        fresh, carried = inverse @ (value * beta), inverse @ (key * (beta * entry))
         leaving = key * ((end - total).exp() * borders.leaving.to(wide)).unsqueeze(-1)
         kept = end.squeeze(-1).exp() * borders.kept.to(wide)
 
         corrected, states = scan_chunks(fresh, carried, leaving, kept)
-        output = (query * entry) @ states + ((query @ key.mT) * between) @ corrected
-    return output.permute(1, 0, 3, 2, 4).reshape(rows, length, value_heads, value_dim)
+        output = (query * entry) @ states + (asked * between) @ corrected
+    joined: torch.Tensor = output.permute(1, 0, 3, 2, 4).reshape(rows, length, value_heads, value_dim)
+    return joined
 
 
-def unit_lower_inverse(strict: torch.Tensor) -> torch.Tensor:
-    """(I + A)^-1 for strictly lower triangular A [..., n, n], n a power of two.
+def unit_lower_inverse(lower: torch.Tensor) -> torch.Tensor:
+    """(I + A)^-1 for the strictly lower triangular part A of [..., n, n], n a power of two; the rest is not read.
 
-    Blocks double: with X the inverse of the diagonal blocks of size s, X - X·A'·X is that of size 2s, where A' are the
-    blocks below the diagonal. Unlike summing powers of A this is as stable as substitution, and it is only products.
+    Blocks double: with the inverses X and Z of two diagonal blocks and Y between them, the block below the diagonal is
+    -Z Y X. Unlike summing powers of A this is as stable as substitution, and it is only products.
     """
-    result: torch.Tensor = _UnitLowerInverse.apply(strict)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _UnitLowerInverse.apply(lower)  # type: ignore[no-untyped-call]
     return result
 
 
 class _UnitLowerInverse(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, strict: torch.Tensor) -> torch.Tensor:
-        size = strict.shape[-1]
-        index = torch.arange(size, device=strict.device)
-        row, column = index.unsqueeze(1), index.unsqueeze(0)
-        inverse = torch.eye(size, dtype=strict.dtype, device=strict.device)
-        block = 1
-        while block < size:
-            below = (row // (2 * block) == column // (2 * block)) & (row // block > column // block)
-            step = strict.masked_fill(~below, 0.0)
-            inverse = inverse - (step if block == 1 else inverse @ step @ inverse)
-            block *= 2
+    def forward(ctx: Any, lower: torch.Tensor) -> torch.Tensor:
+        inverse = _invert(lower)
         ctx.save_for_backward(inverse)
         return inverse
 
@@ -149,7 +144,36 @@ class _UnitLowerInverse(torch.autograd.Function):
         return gradient
 
 
-@torch.compiler.disable
+def _invert(lower: torch.Tensor) -> torch.Tensor:
+    size = lower.shape[-1]
+    half = size // 2
+    if size <= SMALL_BLOCK:
+        return _invert_small(lower)
+    corners = torch.stack((lower[..., :half, :half], lower[..., half:, half:]))
+    first, second = _invert(corners)
+    inverse = torch.zeros_like(lower)
+    inverse[..., :half, :half] = first
+    inverse[..., half:, half:] = second
+    inverse[..., half:, :half] = -(second @ lower[..., half:, :half] @ first)
+    return inverse
+
+
+def _invert_small(lower: torch.Tensor) -> torch.Tensor:
+    """The same for all blocks of a small matrix in place of each other: fewer and larger products."""
+    size = lower.shape[-1]
+    index = torch.arange(size, device=lower.device)
+    row, column = index.unsqueeze(1), index.unsqueeze(0)
+    inverse = torch.eye(size, dtype=lower.dtype, device=lower.device)
+    block = 1
+    while block < size:
+        below = (row // (2 * block) == column // (2 * block)) & (row // block > column // block)
+        step = lower.masked_fill(~below, 0.0)
+        inverse = inverse - (step if block == 1 else inverse @ step @ inverse)
+        block *= 2
+    return inverse
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def scan_chunks(
     fresh: torch.Tensor, carried: torch.Tensor, leaving: torch.Tensor, kept: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
