@@ -9,7 +9,7 @@ A machine with a network prepares (minutes; everything lies in `build/nano`, whi
     python -m tools.nano.tokenizer                        # only to learn another tokenizer; prepare again behind it
 
 The machine with the GPU needs the source tree, `build/nano/corpus` and Python with torch, numpy, safetensors, and for
-the workers tokenizers, jinja2, msgspec and ml_dtypes. It needs no network:
+the workers tokenizers, jinja2, msgspec and ml_dtypes (bring wheels of those that it lacks). It needs no network:
 
     python -c 'import tokenizers, jinja2, msgspec, ml_dtypes, safetensors'        # first: is everything there?
     python -m tools.nano.train nano     --benchmark --out /tmp/b                  # tokens a second, memory; with and
@@ -17,9 +17,10 @@ the workers tokenizers, jinja2, msgspec and ml_dtypes. It needs no network:
     python -m tools.nano.train nano     --minutes 8.3 --out /tmp/nano             # a run each
     python -m tools.nano.train nano-moe --minutes 8.3 --out /tmp/nano-moe
 
-A run ends annealed when its minutes are over. `resume.pt` in its folder lets the same command go on after a stop; it
-is large and stays there. To be carried home are `log.jsonl` and the folder `checkpoint`: parts of at most 12 MiB, an
-index and config.json. `--initial CHECKPOINT` starts another run from them.
+A run ends annealed when its minutes are over; add about 40 seconds for examples, workers and the last check-up.
+`resume.pt` in its folder lets the same command go on after a stop; it is large and stays there. To be carried home are
+`log.jsonl` and the folder `checkpoint`: parts of at most 12 MiB, an index and config.json. `--initial CHECKPOINT` starts
+another run from them.
 
 Back at home:
 

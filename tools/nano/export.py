@@ -37,8 +37,13 @@ def export(name: str, checkpoint: Path, *, etc: Path = FOLDER, catalog: Path = M
         "artifact": _convert(name, checkpoint, RECIPES[name], etc / f"{name}.ninfer", limit=FILE_LIMIT),
         "master": _convert(name, checkpoint, "bf16", etc / "master" / f"{name}.ninfer", limit=PART_BYTES),
     }
-    replace_text(catalog, pin(catalog.read_text(encoding="utf-8"), name, made["artifact"], catalog.parent))
+    write_pin(name, made["artifact"], catalog)
     return made
+
+
+def write_pin(name: str, artifact: Path, catalog: Path = MODELS_TOML) -> None:
+    """Bring the pin of an embedded model up to date in the catalog file."""
+    replace_text(catalog, pin(catalog.read_text(encoding="utf-8"), name, artifact, catalog.parent))
 
 
 def _convert(name: str, checkpoint: Path, recipe: str, out: Path, limit: int) -> Path:

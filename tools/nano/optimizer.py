@@ -50,10 +50,9 @@ def make_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     ]
 
 
-def set_rates(optimizers: Iterable[torch.optim.Optimizer], progress: float) -> float:
-    """Set every group's rate for `progress`; returns the factor."""
-    scale = factor(progress)
+def set_rates(optimizers: Iterable[torch.optim.Optimizer], progress: float, rate: float = 1.0) -> None:
+    """Set every group's rate for `progress`, times `rate`."""
+    scale = rate * factor(progress)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("base_lr", group["lr"]) * scale
-    return scale

@@ -50,7 +50,8 @@ class Settings:
         exam_count: held-out examples a task at a check-up; 0 does none.
         exam_seconds: how often to check up; there is always one at the end.
         autocast: run matrix products in bfloat16.
-        compile: compile the blocks (costs a minute at the start).
+        rate: factor on all learning rates.
+        compile: compile the blocks; costs minutes at the start, less when a run on the same machine has done it.
         initial: weights to start from, made by an earlier run.
     """
 
@@ -68,6 +69,7 @@ class Settings:
     exam_seconds: float = 120
     exam_tasks: tuple[str, ...] = tuple(EVALUATED)
     autocast: bool = False
+    rate: float = 1.0
     compile: bool = False
     initial: Path | None = None
 
@@ -107,7 +109,7 @@ class Training:
 
     def update(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
         """One optimizer step. The figures stay on the device."""
-        set_rates(self.optimizers, self.progress)
+        set_rates(self.optimizers, self.progress, self.settings.rate)
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
             found = losses(self.model, batch)
         found.total.backward()  # type: ignore[no-untyped-call]
@@ -320,6 +322,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--exam", type=int, default=40, metavar="N", help="examples a task at a check-up (default 40)")
     parser.add_argument("--exam-seconds", type=float, default=120)
     parser.add_argument("--save-seconds", type=float, default=60)
+    parser.add_argument("--rate", type=float, default=1.0, help="factor on all learning rates")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--initial", type=Path, default=None, help="checkpoint folder to start from")
     parser.add_argument("--benchmark", action="store_true", help="only measure speed; --steps is the number of repeats")
@@ -340,6 +343,7 @@ def main(words: list[str] | None = None) -> int:
         exam_seconds=args.exam_seconds,
         save_seconds=args.save_seconds,
         autocast=args.device.startswith("cuda"),
+        rate=args.rate,
         compile=args.compile,
         initial=args.initial,
     )

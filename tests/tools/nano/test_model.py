@@ -176,3 +176,17 @@ def test_gradients_reach_every_parameter(pair: Pair) -> None:
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.any(), name
+
+
+def test_transformers_agrees(pair: Pair) -> None:
+    """A second oracle reads the very checkpoint folder that training leaves behind."""
+    transformers = pytest.importorskip("transformers")
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        pair.folder / "model", dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(report.values()), report
+    ids = tokens()[1:]
+    packing = pair.training.pack(torch.zeros_like(ids), whole_rows=True)
+    with torch.no_grad():
+        ours = pair.training.logits(pair.training(ids, packing))
+        assert distance(ours, model(ids, use_cache=False).logits) < 1e-4
