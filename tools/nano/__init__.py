@@ -18,8 +18,8 @@ the workers tokenizers, jinja2, msgspec and ml_dtypes (bring wheels of those tha
     python -m tools.nano.train nano-moe --minutes 8.3 --out /tmp/nano-moe
 
 A run ends annealed when its minutes are over; add 40 seconds or so for examples, workers and a check-up.
-`resume.pt` in its folder lets the same command go on after a stop; it is large and stays there. To be carried home are
-`log.jsonl` and the folder `checkpoint`: parts of at most 12 MiB, an index and config.json. `--initial CHECKPOINT` starts
+`resume.pt` there lets the same command go on after a stop; it is large and stays there. To be carried home are
+`log.jsonl` and the folder `checkpoint`: parts of at most 12 MiB, index, config.json. `--initial CHECKPOINT` begins
 another run from them.
 
 Back at home:
