@@ -197,7 +197,7 @@ def test_the_other_protocols(box: Box) -> None:
     script = json.dumps({"script": {"text": "{}"}})
     flat = {"type": "json_schema", "name": "answer", "schema": NUMBER, "strict": True}
     off = {"chat_template_kwargs": {"enable_thinking": False}}
-    request = {"model": "nano", "input": script, "text": {"format": flat}} | off
+    request: dict[str, Any] = {"model": "nano", "input": script, "text": {"format": flat}} | off
     response = box.request("POST", "/v1/responses", request).json
     assert response["text"]["format"] == flat
     assert response["constraint"]["complete"]
@@ -216,7 +216,7 @@ def test_the_other_protocols(box: Box) -> None:
     bad = {"model": "nano", "input": script, "structured_outputs": {"regex": "a("}}
     refused = box.request("POST", "/v1/responses", bad)
     assert (refused.error["code"], refused.error["param"]) == ("invalid_regex", "structured_outputs.regex")
-    forced = {
+    forced: dict[str, Any] = {
         "tools": [{"name": "look", "input_schema": {"type": "object"}}],
         "tool_choice": {"type": "tool", "name": "look"},
     }  # fmt: skip
