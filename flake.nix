@@ -24,6 +24,7 @@
         download-qwen38-27b = "qwen38-27b";
         download-qwen36-27b = "qwen36-27b";
         download-qwen36-35b = "qwen36-35b-a3b";
+        download-qwen36-35b-v2 = "qwen36-35b-v2";
       };
       downloader =
         name: model:

@@ -11,7 +11,7 @@ from string import Template
 
 from appliance import processes
 from appliance.run_folder import RunFiles
-from appliance.settings import DRAIN_SECONDS, Settings
+from appliance.settings import DRAIN_SECONDS, Settings, catalog_keys
 from engine.exits import ConfigurationError
 
 
@@ -36,7 +36,13 @@ class Started:
 def default_programs(settings: Settings, files: RunFiles) -> Programs:
     """Our own programs, in this Python."""
     python = sys.executable
+    options = settings.options
     fetch = ["downloader", settings.model, "--catalog", str(settings.catalog), "--dir", str(settings.models)]
+    fetch += ["--catalog-policy", options.catalog_policy, "--catalog-keys", str(catalog_keys(options))]
+    for source in (options.sources or "").split():
+        fetch += ["--from", source]
+    if options.offline:
+        fetch.append("--offline")
     return Programs(
         api=[python, "-m", "engine.api", "--config", str(files.api_config)],
         controller=[python, "-m", "appliance.controller", str(files.controller_config)],

@@ -2,48 +2,39 @@
 
 import errno
 import os
-import shutil
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import filelock
-import requests
 import structlog
 
 from downloader import staging as stage
 from downloader.catalog import Pin
-from downloader.errors import CatalogError, DownloadError, RangesRefusedError, TransferError
-from downloader.transfer import OpenSession, continue_download, fetch_chunk
-from downloader.verify import Progress, is_verified, no_progress, remember, sha256_file
+from downloader.chunks import Digests, Progress, no_progress
+from downloader.errors import CatalogError, DownloadError
+from downloader.partials import superseded
+from downloader.segments import Pace, Segments
+from downloader.settle import settle
+from downloader.sources import Source, open_sources
+from downloader.transfer import OpenSession, hub_session, peer_session, plain_session, public
+from downloader.verify import Inspection, inspect, is_remembered, remember
 
 log = structlog.get_logger(__name__)
 
 
-def open_session(environ: Mapping[str, str] = os.environ) -> requests.Session:
-    """A session that sends `HF_TOKEN` (or the token file) to the hub; `requests` drops it on a redirect elsewhere."""
-    session = requests.Session()
-    session.headers["User-Agent"] = "ninfer-appliance"
-    token = environ.get("HF_TOKEN")
-    file = Path(environ.get("HF_TOKEN_PATH") or Path(environ.get("HF_HOME", "~/.cache/huggingface")) / "token")
-    if not token and file.expanduser().is_file():
-        token = file.expanduser().read_text(encoding="utf-8").strip()
-    if token:
-        session.auth = _BearerToken(token)
-    return session
-
-
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What the world provides: network, clock, disk. Replaced in tests."""
+    """What the world provides: network, clock, disk, other boxes. Replaced in tests."""
 
-    open_session: OpenSession = open_session
-    sleep: Callable[[float], None] = time.sleep
-    free_bytes: Callable[[Path], int] = field(default=lambda folder: shutil.disk_usage(folder).free)
-    chunk_bytes: int = stage.CHUNK_BYTES
-    attempts: int = 8  # consecutive ones without a new byte
-    longest_pause: float = 60.0
+    hub_session: OpenSession = hub_session
+    plain_session: OpenSession = plain_session
+    peer_session: OpenSession = peer_session
+    disk: stage.Disk = field(default_factory=stage.Disk)
+    pace: Pace = field(default_factory=Pace)
+    sources: Sequence[str] = ()  # before the hub: folders, files, addresses
+    offline: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,161 +58,169 @@ def fetch(
     surroundings: Surroundings = Surroundings(),
     trust_size: bool = False,
 ) -> Path:
-    """Return the path of the verified artifact, downloading what is missing.
+    """Return the path of the verified artifact, downloading what is missing and mending what is damaged.
 
     `trust_size` accepts a file by its size alone (the seed's `NINFER_SKIP_SHA256=1`).
 
     Raises:
         TransferError: the network gave up; a later call continues.
         DownloadError: the disk is full, another writer holds the file, or the bytes are not the pinned ones.
-        CatalogError: the hub refuses the object, or the embedded artifact was altered.
+        CatalogError: no source gives the object, or the embedded artifact was altered.
     """
     target = locate(pin, folder)
-    if _in_place(target, pin, report, trust_size):
+    if trust_size and target.is_file() and target.stat().st_size == pin.bytes:
+        log.warning("accepted_by_size_alone", path=str(target), bytes=pin.bytes)
+        return target
+    if is_remembered(target, pin):
+        return target
+    found = inspect(target, pin, report.verify) if target.exists() else None
+    if found is not None and found.good:
         return target
     if pin.url is None:
-        state = "is missing" if not target.exists() else f"is not the shipped one (SHA-256 {pin.sha256})"
+        state = "is missing" if found is None else f"is not the shipped one (SHA-256 {pin.sha256})"
         raise CatalogError(f"{target}: the embedded artifact {state}; reinstall the program")
-    _make_folder(folder)
-    lock = filelock.FileLock(target.with_name(target.name + ".lock"))
-    try:
-        with lock.acquire(timeout=0):
-            _download(pin, folder, target=target, report=report, surroundings=surroundings, trust_size=trust_size)
-    except filelock.Timeout as error:
-        raise DownloadError(f"{lock.lock_file}: another download of {pin.name} is running; wait for it") from error
+    with _only_writer(pin, folder):
+        if is_remembered(target, pin):  # somebody else was quicker
+            return target
+        with _sources(pin, target, surroundings) as sources:
+            if found is not None:
+                _mend_or_leave(pin, folder, target, found)
+            _download(pin, folder, sources, report=report, surroundings=surroundings, trust_size=trust_size)
     return target
 
 
-def _in_place(target: Path, pin: Pin, report: Report, trust_size: bool) -> bool:
-    if trust_size and target.is_file() and target.stat().st_size == pin.bytes:
-        log.warning("accepted_by_size_alone", path=str(target), bytes=pin.bytes)
-        return True
-    if is_verified(target, pin, report.verify):
-        return True
-    if target.exists() and pin.url is not None:
-        log.warning(
-            "existing_file_is_not_the_pinned_one",
-            path=str(target),
-            bytes=target.stat().st_size,
-            pinned_bytes=pin.bytes,
-            found=_container_version(target),
-            hint="it is replaced once the pinned file is complete; a version 2 file can be kept under another name",
-        )
-    return False
+def repair(
+    pin: Pin, folder: Path, *, report: Report = Report(), surroundings: Surroundings = Surroundings()
+) -> list[int]:
+    """Read an artifact that is in place and fetch only its damaged chunks; returns those, none when it is good.
+
+    A repair that was interrupted goes on where it was.
+
+    Raises:
+        DownloadError: it is not there, nothing is known about its chunks, or as `fetch`.
+    """
+    target = locate(pin, folder)
+    if pin.url is None:
+        raise CatalogError(f"{target} came with the program; reinstall that to repair it")
+    if not target.exists() and not stage.part_path(folder, pin).exists():
+        raise DownloadError(f"{target}: not there; `download-model {pin.name}` fetches it")
+    with _only_writer(pin, folder):
+        found = inspect(target, pin, report.verify) if target.exists() else None
+        if found is not None and found.good:
+            return []
+        if found is not None and not found.sound:
+            known = "no chunk of it is right" if found.expected else "the digests of its chunks are not known"
+            raise DownloadError(
+                f"{target}: not the pinned bytes, and {known}; `download-model {pin.name}` fetches it whole"
+            )
+        with _sources(pin, target, surroundings) as sources:
+            if found is not None and not stage.part_path(folder, pin).exists():
+                _adopt(pin, folder, target, found)
+            return _download(pin, folder, sources, report=report, surroundings=surroundings, trust_size=False)
 
 
-def _download(
-    pin: Pin, folder: Path, *, target: Path, report: Report, surroundings: Surroundings, trust_size: bool
-) -> None:
-    for path in stage.other_partials(folder, pin):
-        log.warning(
-            "old_partial", path=str(path), bytes=path.stat().st_size, remove=f"download-model --clean {pin.name}"
-        )
+@contextmanager
+def _only_writer(pin: Pin, folder: Path) -> Iterator[None]:
+    """Held while anything of a pin is written; the system lets go of it when the process dies."""
     try:
-        staged = stage.open_staging(folder, pin, surroundings.chunk_bytes)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DownloadError(f"{folder}: {error.strerror}; choose a writable folder with NINFER_MODEL_DIR") from error
+        raise _folder_error(folder, error) from error
+    lock = filelock.FileLock(folder / f"{pin.file}.lock")
     try:
-        _check_space(pin, folder, staged.length, surroundings)
-        session = surroundings.open_session()
-        try:
-            if staged.length > pin.bytes:
-                log.warning("staged_file_too_long", path=str(staged.path), dropped_bytes=staged.length)
-                staged.restart()
-            if staged.length:
-                log.info("resuming", path=str(staged.path), staged_bytes=staged.length, total_bytes=pin.bytes)
-                _mend_staged(session, pin, staged, surroundings)
-            while staged.length < pin.bytes:
-                _persist(lambda: continue_download(session, pin, staged, report.transfer), pin, staged, surroundings)
-            staged.sync()
-            if not trust_size:
-                _settle(session, pin, staged, report, surroundings)
-        finally:
-            session.close()
+        lock.acquire(timeout=0)
+    except filelock.Timeout as error:
+        raise DownloadError(f"{lock.lock_file}: another download of {pin.name} is running; wait for it") from error
     except OSError as error:
-        raise _disk_error(error, pin, folder, staged.length, surroundings) from error
+        raise _folder_error(folder, error) from error
+    try:
+        yield
     finally:
-        staged.close()
-    _promote(staged.path, target)
-    if not trust_size:
-        remember(target, pin)
-    stage.discard(folder, pin)
+        lock.release()
 
 
-def _persist(action: Callable[[], None], pin: Pin, staged: stage.Staging, surroundings: Surroundings) -> None:
-    """Run `action` until it succeeds; give up after too many failures in a row without a new byte."""
-    failures = 0
-    while True:
-        before = staged.length
-        try:
-            return action()
-        except RangesRefusedError:
-            raise
-        except TransferError as error:
-            failures = failures + 1 if staged.length <= before else 0
-            if failures >= surroundings.attempts:
-                raise TransferError(
-                    f"{error}; gave up after {failures} attempts without a new byte; "
-                    f"{staged.length} of {pin.bytes} bytes are staged and the next run continues there"
-                ) from error
-            pause = min(2.0**failures, surroundings.longest_pause)
-            log.warning("transfer_interrupted", error=str(error), staged_bytes=staged.length, retry_seconds=pause)
-            staged.sync()
-            surroundings.sleep(pause)
-
-
-def _mend_staged(session: requests.Session, pin: Pin, staged: stage.Staging, surroundings: Surroundings) -> None:
-    """Before continuing: fetch again what the disk damaged since it was journaled."""
-    try:
-        for chunk in staged.damaged_chunks():
-            _fetch_again(session, pin, staged, chunk, surroundings)
-    except RangesRefusedError as error:
-        log.warning("starting_over", reason=str(error), dropped_bytes=staged.length)
-        staged.restart()
-
-
-def _settle(
-    session: requests.Session, pin: Pin, staged: stage.Staging, report: Report, surroundings: Surroundings
-) -> None:
-    """Make sure the staged file is the pinned one, fetching suspicious chunks again."""
-    if sha256_file(staged.path, report.verify) == pin.sha256:
+def _mend_or_leave(pin: Pin, folder: Path, target: Path, found: Inspection) -> None:
+    """A file that is damaged in some chunks is mended; anything else stays until the pinned one is complete."""
+    if len(found.sound) * 2 > pin.layout.count and not stage.part_path(folder, pin).exists():
+        _adopt(pin, folder, target, found)
         return
-    changed = False
-    try:
-        for chunk in staged.suspect_chunks():
-            changed |= _fetch_again(session, pin, staged, chunk, surroundings)
-    except RangesRefusedError as error:
-        log.warning("cannot_repair", reason=str(error))
-    staged.sync()
-    if changed and sha256_file(staged.path, report.verify) == pin.sha256:
-        return
-    rejected = staged.path.with_name(f"{staged.path.name}.rejected")
-    staged.path.replace(rejected)
-    staged.journal_path.unlink(missing_ok=True)
-    raise DownloadError(
-        f"{pin.url}: content differs from the pin (expected SHA-256 {pin.sha256}); it was put aside as {rejected}, "
-        "and the next run starts over. If this repeats, the server, a proxy or this machine's memory alters the bytes"
+    log.warning(
+        "existing_file_is_not_the_pinned_one",
+        path=str(target),
+        bytes=target.stat().st_size,
+        pinned_bytes=pin.bytes,
+        found=_container_version(target),
+        hint="it is replaced once the pinned file is complete; a version 2 file can be kept under another name",
     )
 
 
-def _fetch_again(
-    session: requests.Session, pin: Pin, staged: stage.Staging, chunk: int, surroundings: Surroundings
-) -> bool:
-    begin, end = staged.chunk_range(chunk)
-    changed = False
-
-    def action() -> None:
-        nonlocal changed
-        changed = staged.replace_chunk(chunk, fetch_chunk(session, pin, begin, end))
-
-    _persist(action, pin, staged, surroundings)
-    log.warning("range_fetched_again", first_byte=begin, last_byte=end - 1, bytes_differed=changed)
-    return changed
+def _adopt(pin: Pin, folder: Path, target: Path, found: Inspection) -> None:
+    where = pin.layout.named(found.damaged)
+    log.warning("damaged_ranges", path=str(target), where=where, effect="only these are fetched again")
+    try:
+        stage.adopt(target, folder, pin, found.sound)
+    except OSError as error:
+        raise _folder_error(folder, error) from error
 
 
-def _check_space(pin: Pin, folder: Path, staged_bytes: int, surroundings: Surroundings) -> None:
-    free = surroundings.free_bytes(folder)
-    needed = pin.bytes - staged_bytes
+def _download(
+    pin: Pin,
+    folder: Path,
+    sources: Sequence[Source],
+    *,
+    report: Report,
+    surroundings: Surroundings,
+    trust_size: bool,
+) -> list[int]:
+    """Complete the staged file and promote it; the chunks that were missing."""
+    target = locate(pin, folder)
+    for path in superseded(folder, [pin]):
+        log.warning("old_partial", path=str(path), bytes=path.stat().st_size, remove="download-model --clean")
+    try:
+        staged = stage.open_staging(folder, pin, surroundings.disk)
+        _check_space(pin, folder, staged, surroundings.disk)
+        if staged.staged_bytes:
+            log.info("resuming", path=str(staged.path), staged_bytes=staged.staged_bytes, total_bytes=pin.bytes)
+        segments = Segments(pin, staged, sources, surroundings.pace, report.transfer)
+        missing = staged.missing()
+        segments.fetch(missing)
+        digests: Digests | None = None
+        if trust_size:
+            staged.sync()
+        else:
+            digests = settle(pin, staged, segments, public(pin.url or ""), report.verify)
+        _promote(staged.path, target)
+        if digests is not None:
+            remember(target, pin, digests)
+        stage.discard(folder, pin)
+    except OSError as error:
+        raise _disk_error(error, pin, folder, surroundings.disk) from error
+    return missing
+
+
+@contextmanager
+def _sources(pin: Pin, target: Path, surroundings: Surroundings) -> Iterator[list[Source]]:
+    pace = surroundings.pace
+    sources = open_sources(
+        pin,
+        surroundings.sources,
+        target=target,
+        offline=surroundings.offline,
+        hub_session=surroundings.hub_session,
+        plain_session=surroundings.plain_session,
+        peer_session=surroundings.peer_session,
+        timeout=(pace.connect, pace.window),
+    )
+    try:
+        yield sources
+    finally:
+        for source in sources:
+            source.close()
+
+
+def _check_space(pin: Pin, folder: Path, staged: stage.Staging, disk: stage.Disk) -> None:
+    free = disk.free_bytes(folder)
+    needed = pin.bytes - staged.allocated_bytes
     if needed > free:
         raise DownloadError(
             f"{folder}: {needed} more bytes are needed for {pin.name} and {free} are free; "
@@ -229,14 +228,20 @@ def _check_space(pin: Pin, folder: Path, staged_bytes: int, surroundings: Surrou
         )
 
 
-def _disk_error(error: OSError, pin: Pin, folder: Path, staged_bytes: int, surroundings: Surroundings) -> DownloadError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        short = max(pin.bytes - staged_bytes - surroundings.free_bytes(folder), 0)
-        return DownloadError(
-            f"{folder}: the disk is full, {short} bytes short for {pin.name}; "
-            f"{staged_bytes} bytes are staged and the next run continues there"
-        )
-    return DownloadError(f"{folder}: {error}")
+def _disk_error(error: OSError, pin: Pin, folder: Path, disk: stage.Disk) -> DownloadError:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return _folder_error(folder, error)
+    path = stage.part_path(folder, pin)
+    staged = min(path.stat().st_blocks * 512, pin.bytes) if path.exists() else 0
+    short = max(pin.bytes - staged - disk.free_bytes(folder), 0)
+    return DownloadError(
+        f"{folder}: the disk is full, {short} bytes short for {pin.name}; "
+        f"{staged} bytes are staged and the next run continues there"
+    )
+
+
+def _folder_error(folder: Path, error: OSError) -> DownloadError:
+    return DownloadError(f"{folder}: {error.strerror or error}; choose a writable folder with NINFER_MODEL_DIR")
 
 
 def _promote(staged: Path, target: Path) -> None:
@@ -248,25 +253,7 @@ def _promote(staged: Path, target: Path) -> None:
         os.close(folder)
 
 
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DownloadError(f"{folder}: {error.strerror}; choose a writable folder with NINFER_MODEL_DIR") from error
-
-
 def _container_version(path: Path) -> str:
     with path.open("rb") as file:
         magic = file.read(8)
     return f"container version {magic[7]}" if magic[:7] == b"NINFER\0" and len(magic) == 8 else "not a .ninfer file"
-
-
-class _BearerToken(requests.auth.AuthBase):
-    """Keeps `requests` from replacing the token by a .netrc entry; dropped by it on a redirect to another host."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers["Authorization"] = f"Bearer {self._token}"
-        return request

@@ -1,121 +1,86 @@
-"""The staged file of an unfinished download and its journal of chunk digests.
+"""The staged file of an unfinished download: chunks arrive in any order, so it may have holes.
 
-`FILE.REVISION.part` is named by the revision, so it can only continue the same bytes. Beside it a journal holds the
-SHA-256 of every chunk as it came from the network. A chunk whose bytes on disk no longer match was damaged here, and
-only that range is fetched again. A chunk that was stitched together from two connections is a *seam*: its digest
-says nothing about the second half agreeing with the first, so seams are the first suspects when the whole differs.
+`FILE.REVISION.part` is named by the revision, so it can only continue the same bytes; its journal beside it says what
+has arrived. Only the thread that opened it writes the journal; transfers write the chunk that is theirs.
 """
 
-import hashlib
-import json
 import os
+import shutil
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from io import FileIO
 from pathlib import Path
 
-from downloader.catalog import Pin
+import structlog
 
-CHUNK_BYTES = 16 * 1024 * 1024
+from downloader.catalog import Pin
+from downloader.chunks import Layout
+from downloader.journal import Arrival, Journal, JournalError
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disk:
+    """What a disk does. Replaced in tests."""
+
+    write: Callable[[int, memoryview, int], int] = os.pwrite
+    sync: Callable[[int], None] = os.fdatasync
+    free_bytes: Callable[[Path], int] = field(default=lambda folder: shutil.disk_usage(folder).free)
 
 
 @dataclass
 class Staging:
-    """One staged file, open for writing at `length`. Use `open_staging`, and close it."""
+    """One staged file. Use `open_staging`."""
 
     path: Path
-    journal_path: Path
-    total: int
-    chunk_bytes: int
-    file: FileIO
-    digests: dict[int, str] = field(default_factory=dict)
-    seams: set[int] = field(default_factory=set)
-    length: int = 0
+    journal: Journal
+    layout: Layout
+    arrivals: dict[int, Arrival]
+    disk: Disk
 
-    def write(self, block: bytes) -> None:
-        """Append at `length`, completing chunks in the journal as they fill.
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes that have arrived."""
+        return sum(arrival.length for arrival in self.arrivals.values())
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes the file already takes on disk."""
+        return min(self.path.stat().st_blocks * 512, self.layout.total)
+
+    def is_complete(self, chunk: int) -> bool:
+        """Whether all of a chunk has arrived."""
+        return chunk in self.arrivals and self.arrivals[chunk].length == self.layout.size(chunk)
+
+    def missing(self) -> list[int]:
+        """Chunks that have not arrived whole."""
+        return [chunk for chunk in range(self.layout.count) if not self.is_complete(chunk)]
+
+    def note(self, arrival: Arrival) -> None:
+        """Write into the journal what is durable now.
 
         Raises:
             OSError: the disk is full or failed.
         """
-        self._write_at(self.length, block)
-        before = self.length // self.chunk_bytes
-        self.length += len(block)
-        for chunk in range(before, self._complete_chunks()):
-            self._note(chunk)
+        self.journal.append(arrival)
+        self.arrivals[arrival.chunk] = arrival
 
-    def chunk_range(self, chunk: int) -> tuple[int, int]:
-        """Byte range [begin, end) of a chunk."""
-        begin = chunk * self.chunk_bytes
-        return begin, min(begin + self.chunk_bytes, self.total)
-
-    def damaged_chunks(self) -> list[int]:
-        """Journaled chunks whose bytes on disk no longer match their digest."""
-        return [chunk for chunk, digest in sorted(self.digests.items()) if self._digest(chunk) != digest]
-
-    def suspect_chunks(self) -> list[int]:
-        """Chunks to doubt when the whole differs: damaged, stitched together, or never journaled."""
-        unknown = set(range(-(-self.total // self.chunk_bytes))) - self.digests.keys()
-        return sorted({*self.damaged_chunks(), *self.seams, *unknown})
-
-    def replace_chunk(self, chunk: int, data: bytes) -> bool:
-        """Overwrite one chunk with freshly fetched bytes; tells whether they differ from what was there."""
-        begin, _ = self.chunk_range(chunk)
-        changed = self._digest(chunk) != hashlib.sha256(data).hexdigest()
-        self._write_at(begin, data)
-        self.seams.discard(chunk)
-        self._note(chunk)
-        return changed
-
-    def restart(self) -> None:
-        """Forget everything staged."""
-        self.file.truncate(0)
-        self.length, self.digests, self.seams = 0, {}, set()
-        self._write_journal()
-
-    def mark_seam(self) -> None:
-        """A new connection continues here: the chunk at `length` will be made of two pieces."""
-        if self.length % self.chunk_bytes:
-            self.seams.add(self.length // self.chunk_bytes)
-            self._write_journal()
+    def damaged(self, digests: Iterable[str]) -> list[int]:
+        """Chunks whose bytes on disk, which have these digests, are not those that arrived."""
+        return [
+            chunk
+            for chunk, digest in enumerate(digests)
+            if chunk in self.arrivals and self.arrivals[chunk].sha256 != digest
+        ]
 
     def sync(self) -> None:
-        """Make the staged bytes durable."""
-        os.fsync(self.file.fileno())
+        """Make the whole file durable.
 
-    def close(self) -> None:
-        """Close the file; it stays for the next run."""
-        self.file.close()
-
-    def _write_at(self, position: int, data: bytes) -> None:
-        # Unbuffered, so that a full disk shows here and nothing is lost or retried when the file is closed.
-        self.file.seek(position)
-        view = memoryview(data)
-        while view:
-            view = view[self.file.write(view) or 0 :]
-
-    def _complete_chunks(self) -> int:
-        if self.length >= self.total:
-            return -(-self.total // self.chunk_bytes)
-        return self.length // self.chunk_bytes
-
-    def _digest(self, chunk: int) -> str:
-        begin, end = self.chunk_range(chunk)
-        self.file.seek(begin)
-        return hashlib.sha256(self.file.read(end - begin)).hexdigest()
-
-    def _note(self, chunk: int) -> None:
-        self.sync()  # the journal may never claim bytes that a power cut can still take back
-        self.digests[chunk] = self._digest(chunk)
-        self._write_journal()
-
-    def _write_journal(self) -> None:
-        content = {"chunk_bytes": self.chunk_bytes, "digests": self.digests, "seams": sorted(self.seams)}
-        temporary = self.journal_path.with_name(self.journal_path.name + ".new")
-        try:
-            temporary.write_text(json.dumps(content), encoding="utf-8")
-            temporary.replace(self.journal_path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        Raises:
+            OSError: the disk is full or failed.
+        """
+        with self.path.open("r+b") as file:
+            self.disk.sync(file.fileno())
 
 
 def part_path(folder: Path, pin: Pin) -> Path:
@@ -123,41 +88,62 @@ def part_path(folder: Path, pin: Pin) -> Path:
     return folder / f"{pin.file}.{pin.revision}.part"
 
 
-def open_staging(folder: Path, pin: Pin, chunk_bytes: int = CHUNK_BYTES) -> Staging:
-    """Open or create the staged file; a journal of another chunk size or an unreadable one is not used.
+def journal_of(part: Path, pin: Pin) -> Journal:
+    """The journal of a staged file."""
+    return Journal(part.with_name(part.name + ".journal"), pin)
+
+
+def open_staging(folder: Path, pin: Pin, disk: Disk) -> Staging:
+    """Open or begin the staged file. What cannot be continued is dropped, and the log says how much and why.
 
     Raises:
         OSError: the folder cannot be written.
     """
     path = part_path(folder, pin)
-    journal_path = path.with_name(path.name + ".journal")
-    file = path.open("r+b" if path.exists() else "w+b", buffering=0)
-    staging = Staging(path, journal_path, pin.bytes, chunk_bytes, file)
-    staging.length = path.stat().st_size
+    journal = journal_of(path, pin)
+    arrivals: dict[int, Arrival] = {}
     try:
-        journal = json.loads(journal_path.read_text(encoding="utf-8"))
-        if journal["chunk_bytes"] == chunk_bytes:
-            staging.digests = {int(chunk): str(digest) for chunk, digest in journal["digests"].items()}
-            staging.seams = {int(chunk) for chunk in journal["seams"]}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        staging.digests, staging.seams = {}, set()
-    # Whatever lies beyond the file's end was journaled by a disk that then lost it.
-    staging.digests = {c: d for c, d in staging.digests.items() if staging.chunk_range(c)[1] <= staging.length}
-    return staging
+        arrivals = journal.read()
+        size = path.stat().st_size
+        # What lies beyond the file's end was lost by the disk after it was journaled.
+        arrivals = {c: a for c, a in arrivals.items() if pin.layout.range(c)[0] + a.length <= size}
+        if size > pin.bytes:
+            os.truncate(path, pin.bytes)
+    except (JournalError, FileNotFoundError) as error:
+        if path.exists():
+            log.warning("partial_dropped", path=str(path), dropped_bytes=path.stat().st_size, reason=str(error))
+        arrivals = {}
+        path.unlink(missing_ok=True)
+        journal.start()
+        path.touch()
+    return Staging(path, journal, pin.layout, arrivals, disk)
+
+
+def adopt(target: Path, folder: Path, pin: Pin, good: Iterable[tuple[int, str]]) -> None:
+    """Make a promoted file that is damaged a staged one again, of which only `good` (chunk, digest) has arrived.
+
+    So nothing doubtful lies under the final name while it is mended, no second copy needs room, and a repair that is
+    killed goes on as any other download. A file that other names lead to is copied instead of changed.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    part = part_path(folder, pin)
+    shared = target.is_symlink() or target.stat().st_nlink > 1
+    arrivals = [Arrival(chunk, pin.layout.size(chunk), digest, source="repair") for chunk, digest in good]
+    if shared:
+        copy = part.with_name(part.name + ".copy")
+        shutil.copyfile(target, copy)
+        journal_of(part, pin).start(arrivals)
+        copy.replace(part)
+    else:
+        # The journal first: without it the staged file would be dropped.
+        journal_of(part, pin).start(arrivals)
+        target.replace(part)
 
 
 def discard(folder: Path, pin: Pin) -> None:
     """Remove the staged file and its journal."""
     path = part_path(folder, pin)
     path.unlink(missing_ok=True)
-    path.with_name(path.name + ".journal").unlink(missing_ok=True)
-
-
-def other_partials(folder: Path, pin: Pin) -> list[Path]:
-    """Staged files of superseded revisions, and quarantined ones, of the same artifact."""
-    mine = part_path(folder, pin)
-    return sorted(
-        path
-        for path in folder.glob(f"{pin.file}.*.part*")
-        if not path.name.startswith(mine.name) or path.name.startswith(mine.name + ".rejected")
-    )
+    journal_of(path, pin).path.unlink(missing_ok=True)

@@ -1,116 +1,160 @@
-"""One HTTP transfer into the staged file: every answer is checked against the plan before a byte is kept."""
+"""One HTTP answer: it is checked against the plan before a byte is kept."""
 
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import requests
-import structlog
+import urllib3
 
 from downloader.catalog import Pin
-from downloader.errors import CatalogError, RangesRefusedError, TransferError
-from downloader.staging import Staging
-from downloader.verify import Progress
+from downloader.errors import RangesRefusedError, SourceError, SurplusError, TransferError
 
-BLOCK_BYTES = 64 * 1024  # what a broken connection can lose
-TIMEOUT_SECONDS = (10.0, 60.0)  # to connect, and without a byte
+BLOCK_BYTES = 64 * 1024
 OpenSession = Callable[[], requests.Session]
-log = structlog.get_logger(__name__)
 
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_QUERY = re.compile(r"\?[^\s'\")]+")
+_REFUSED = (requests.codes.unauthorized, requests.codes.forbidden)
+_GONE = (requests.codes.not_found, requests.codes.gone)
 
 
-def continue_download(session: requests.Session, pin: Pin, staging: Staging, progress: Progress) -> None:
-    """Fetch from `staging.length` to the end.
-
-    A 200 for a range starts over from byte 0; a 206 must start and end where it was asked to.
-
-    Raises:
-        TransferError: the server or the network failed; what came is staged.
-        CatalogError: the server says this will never work (no access, no such object).
-        OSError: the disk is full or failed.
-    """
-    with _get(session, pin, staging.length) as response:
-        if response.status_code == requests.codes.ok and staging.length:
-            log.warning("server_ignores_range", url=pin.url, dropped_bytes=staging.length)
-            staging.restart()
-        _check_length(response, pin.bytes - staging.length)
-        staging.mark_seam()
-        received = 0
-        for block in _blocks(response):
-            if staging.length + len(block) > pin.bytes:
-                raise TransferError(f"{pin.url}: the server sent more than the pinned {pin.bytes} bytes")
-            staging.write(block)
-            received += len(block)
-            progress(staging.length, pin.bytes)
-        if not received:
-            raise TransferError(f"{pin.url}: the server sent an empty body")
+def hub_session(environ: Mapping[str, str] = os.environ) -> requests.Session:
+    """A session that sends `HF_TOKEN` (or the token file) to the hub; `requests` drops it on a redirect elsewhere."""
+    session = plain_session()
+    token = environ.get("HF_TOKEN")
+    file = Path(environ.get("HF_TOKEN_PATH") or Path(environ.get("HF_HOME", "~/.cache/huggingface")) / "token")
+    if not token and file.expanduser().is_file():
+        token = file.expanduser().read_text(encoding="utf-8").strip()
+    if token:
+        session.auth = _BearerToken(token)
+    return session
 
 
-def fetch_chunk(session: requests.Session, pin: Pin, begin: int, end: int) -> bytes:
-    """The bytes [begin, end) of the artifact.
+def plain_session() -> requests.Session:
+    """A session without the token; proxies come from the environment."""
+    session = requests.Session()
+    session.headers["User-Agent"] = "ninfer-appliance"
+    return session
 
-    Raises:
-        RangesRefusedError: the server answers with the whole object.
-        TransferError: the server did not send exactly that range.
-        CatalogError: as in `continue_download`.
-    """
-    with _get(session, pin, begin, end) as response:
-        if response.status_code != requests.codes.partial:
-            raise RangesRefusedError(f"{pin.url}: the server sends no ranges, and bytes {begin}-{end - 1} are damaged")
-        data = b"".join(_blocks(response, end - begin))
-    if len(data) != end - begin:
-        raise TransferError(f"{pin.url}: asked for {end - begin} bytes at {begin}, got {len(data)}")
-    return data
+
+def peer_session() -> requests.Session:
+    """A session for a box on the own network, which no proxy stands before."""
+    session = plain_session()
+    session.trust_env = False
+    return session
+
+
+def public(text: str) -> str:
+    """An address or a message without what may be secret: user, password, query (signed addresses)."""
+    parts = urlsplit(text) if text.startswith(("http://", "https://")) else None
+    if parts is not None and parts.username is not None:
+        text = text.replace(parts.netloc, parts.netloc.rpartition("@")[2], 1)
+    return _QUERY.sub("?…", text)
 
 
 @contextmanager
-def _get(session: requests.Session, pin: Pin, begin: int, end: int | None = None) -> Iterator[requests.Response]:
-    assert pin.url is not None
+def get(
+    session: requests.Session, url: str, pin: Pin, begin: int, end: int | None, *, timeout: tuple[float, float]
+) -> Iterator[Iterator[bytes]]:
+    """The bytes [begin, end) of `pin` at `url`, or without `end` the whole object, as they come.
+
+    Raises:
+        RangesRefusedError: the server answers a range with the whole object.
+        TransferError: the network or the server failed, or it did not answer with what was asked for.
+        SourceError: it says that this will never work.
+    """
     headers = {"Accept-Encoding": "identity"}
-    if begin or end is not None:
-        headers["Range"] = f"bytes={begin}-{'' if end is None else end - 1}"
+    if end is not None:
+        headers["Range"] = f"bytes={begin}-{end - 1}"
     try:
-        response = session.get(pin.url, headers=headers, stream=True, timeout=TIMEOUT_SECONDS)
+        response = session.get(url, headers=headers, stream=True, timeout=timeout)
     except requests.RequestException as error:
-        raise TransferError(f"{pin.url}: {error}") from error
+        raise TransferError(public(f"{public(url)}: {error}")) from error
     try:
-        _check_status(response, pin, begin, pin.bytes if end is None else end)
-        yield response
+        _check(response, public(url), pin, begin, end)
+        yield _blocks(response, public(url), (pin.bytes if end is None else end) - begin)
     finally:
         response.close()
 
 
-def _check_status(response: requests.Response, pin: Pin, begin: int, end: int) -> None:
-    status = response.status_code
-    if status in (requests.codes.unauthorized, requests.codes.forbidden):
-        raise CatalogError(f"{pin.url}: access denied ({status}); set HF_TOKEN to a token that may read it")
-    if status in (requests.codes.not_found, requests.codes.gone):
-        raise CatalogError(f"{pin.url}: no such object ({status}); the catalog may be out of date")
-    if status == requests.codes.partial:
-        match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
-        if match is None or tuple(map(int, match.groups())) != (begin, end - 1, pin.bytes):
+def _check(response: requests.Response, name: str, pin: Pin, begin: int, end: int | None) -> None:
+    check_status(response, name)
+    if response.headers.get("Content-Encoding", "identity") != "identity":
+        raise TransferError(
+            f"{name}: the server sent {response.headers['Content-Encoding']!r}, which was not asked for"
+        )
+    # The hub says what it holds in the first of its answers, the one that redirects.
+    for answer in (*response.history, response):
+        size, tag = answer.headers.get("X-Linked-Size", ""), answer.headers.get("X-Linked-Etag", "").strip('"')
+        if (size.isdigit() and int(size) != pin.bytes) or (re.fullmatch(r"[0-9a-f]{64}", tag) and tag != pin.sha256):
+            raise SourceError(f"{name}: the server holds another object ({size} bytes, {tag}), not the pinned one")
+    whole = (0, pin.bytes)
+    if response.status_code == requests.codes.ok:
+        if end is not None and (begin, end) != whole:
+            raise RangesRefusedError(f"{name}: the server sends no ranges")
+        expected = pin.bytes
+    else:
+        asked = whole if end is None else (begin, end)
+        stated = response.headers.get("Content-Range", "")
+        match = _RANGE.fullmatch(stated)
+        if match is None or tuple(map(int, match.groups())) != (asked[0], asked[1] - 1, pin.bytes):
             raise TransferError(
-                f"{pin.url}: asked for bytes {begin}-{end - 1} of {pin.bytes}, "
-                f"the server answered {response.headers.get('Content-Range')!r}"
+                f"{name}: asked for bytes {asked[0]}-{asked[1] - 1} of {pin.bytes}, the server answered {stated!r}"
             )
-    elif status != requests.codes.ok:
-        raise TransferError(f"{pin.url}: the server answered {status} {response.reason}")
+        expected = asked[1] - asked[0]
+    length = response.headers.get("Content-Length", "")
+    if length.isdigit() and int(length) != expected:
+        raise TransferError(f"{name}: expected {expected} bytes, the server announces {length}")
 
 
-def _check_length(response: requests.Response, expected: int) -> None:
-    stated = response.headers.get("Content-Length")
-    if stated is not None and stated.isdigit() and int(stated) != expected:
-        raise TransferError(f"{response.url}: expected {expected} bytes, the server announces {stated}")
+def check_status(response: requests.Response, name: str) -> None:
+    """Refuse an answer that is neither 200 nor 206.
+
+    Raises:
+        SourceError: it says that this will never work.
+        TransferError: it may work later.
+    """
+    status = response.status_code
+    if status in _REFUSED:
+        raise SourceError(f"{name}: access denied ({status}); set HF_TOKEN to a token that may read it")
+    if status in _GONE:
+        raise SourceError(f"{name}: no such object ({status}); the catalog may be out of date")
+    if status == requests.codes.requested_range_not_satisfiable:
+        raise SourceError(f"{name}: the object there is shorter than the pinned one ({status})")
+    if status not in (requests.codes.ok, requests.codes.partial):
+        after = response.headers.get("Retry-After", "")
+        pause = float(after) if after.isdigit() else 0.0
+        raise TransferError(f"{name}: the server answered {status} {response.reason}", pause=pause)
 
 
-def _blocks(response: requests.Response, limit: int | None = None) -> Iterator[bytes]:
+def _blocks(response: requests.Response, name: str, expected: int) -> Iterator[bytes]:
     seen = 0
-    try:
-        for block in response.iter_content(BLOCK_BYTES):
-            seen += len(block)
-            yield block
-            if limit is not None and seen > limit:
-                return
-    except requests.RequestException as error:
-        raise TransferError(f"{response.url}: the transfer broke off: {error}") from error
+    while True:
+        try:
+            # Whatever has come, at once: to wait for a full block would hide a peer that only trickles.
+            block = response.raw.read1(BLOCK_BYTES, decode_content=False)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise TransferError(public(f"{name}: the transfer broke off: {error}")) from error
+        if not block:
+            break
+        seen += len(block)
+        if seen > expected:
+            raise SurplusError(f"{name}: the server sent more than the {expected} bytes it was asked for")
+        yield block
+    if not seen:
+        raise TransferError(f"{name}: the server sent an empty body")
+
+
+class _BearerToken(requests.auth.AuthBase):
+    """Keeps `requests` from replacing the token by a .netrc entry; dropped by it on a redirect to another host."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {self._token}"
+        return request

@@ -14,6 +14,7 @@ from typing import Any, Literal, NoReturn
 
 from engine.exits import ConfigurationError
 from engine.log import LEVELS
+from engine.network import OPEN_NETWORK, REFUSE
 
 Source = Literal["flag", "environment", "file", "default"]
 Command = Literal["serve", "generate", "appliance"]
@@ -147,6 +148,26 @@ class Options:
     api_key: str | None = option(
         "--api-key", _text, None, "key that clients must send", section="network", commands=SERVERS, secret=True
     )
+    open_network: str = option(
+        "--open-network", _choice(*OPEN_NETWORK), REFUSE,
+        "what to do when others can reach --host and no key is set", section="network", commands=SERVERS,
+    )  # fmt: skip
+    allowed_hosts: str | None = option(
+        "--allowed-hosts", _text, None,
+        "names under which clients may ask besides localhost, the machine's names and addresses, separated by spaces; "
+        "* for any", section="network", commands=SERVERS,
+    )  # fmt: skip
+    tls: str = option(
+        "--tls", _choice("off", "self-signed", "files"), "off",
+        "HTTPS with a certificate made by the box, or with your own", section="network", commands=SERVERS,
+    )  # fmt: skip
+    tls_certificate: Path | None = option(
+        "--tls-certificate", _path, None, "PEM certificate chain for --tls files; taken again when it changes",
+        section="network", commands=SERVERS,
+    )  # fmt: skip
+    tls_key: Path | None = option(
+        "--tls-key", _path, None, "PEM key of --tls-certificate, unencrypted", section="network", commands=SERVERS
+    )
     cors: bool = option(
         "--cors", _switch, False, "let web pages of any origin call this server", section="network", commands=SERVERS
     )
@@ -255,6 +276,22 @@ class Options:
     )
     catalog: Path | None = option(
         "--catalog", _path, None, "pins used instead of etc/models.toml", section="box", commands=BOX
+    )
+    catalog_policy: str = option(
+        "--catalog-policy", _choice("off", "warn", "enforce"), "warn",
+        "what to do unless a trusted key signed the catalog", section="box", commands=BOX,
+    )  # fmt: skip
+    catalog_keys: Path | None = option(
+        "--catalog-keys", _path, None, "folder of trusted public keys, *.pub (default: etc/keys)",
+        section="box", commands=BOX,
+    )  # fmt: skip
+    sources: str | None = option(
+        "--sources", _text, None,
+        "where artifacts are looked for before the hub, separated by spaces: folders, http://BOX:8090",
+        section="box", commands=BOX,
+    )  # fmt: skip
+    offline: bool = option(
+        "--offline", _switch, False, "fetch only from folders and boxes on this network", section="box", commands=BOX
     )
     fallback: bool = option(
         "--fallback", _switch, True, "step down lanes and rungs of defaulted sizes until the plan fits",

@@ -284,7 +284,13 @@ in
       environment = {
         HOME = home;
         PYTHONDONTWRITEBYTECODE = "1";
-      };
+      }
+      // lib.filterAttrs (name: _: builtins.elem name [
+        "NINFER_CATALOG_KEYS"
+        "NINFER_CATALOG_POLICY"
+        "NINFER_OFFLINE"
+        "NINFER_SOURCES"
+      ]) settingsEnvironment;
       serviceConfig = fetchHardening // {
         Type = "oneshot";
         RemainAfterExit = true;

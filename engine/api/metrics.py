@@ -58,6 +58,12 @@ class Metrics:
         )
         for outcome in OUTCOMES:
             self._outcomes.labels(outcome)
+        # One series a name, never a key; names are few and given by the owner of the box.
+        self._by_key = Counter("ninfer_key_requests", "Requests by name of the key.", ["key"], registry=self.registry)
+        self._tokens_by_key = Counter(
+            "ninfer_key_tokens", "Prompt and generated tokens by name of the key.", ["key", "kind"],
+            registry=self.registry,
+        )  # fmt: skip
         self._failures = self._counter("ninfer_response_failures", "Answers that ended in a server error.")
 
         def histogram(name: str, text: str) -> Histogram:
@@ -122,8 +128,12 @@ class Metrics:
         """Seconds from arrival to the first token of a request."""
         self._first.observe(seconds)
 
-    def ended(self, outcome: Outcome, account: Account, duration: float) -> None:
-        """Count one request that got as far as its preparation. `duration` is in seconds."""
+    def ended(self, outcome: Outcome, account: Account, duration: float, key: str | None = None) -> None:
+        """Count one request that got as far as its preparation. `duration` is in seconds, `key` a name."""
+        if key is not None:
+            self._by_key.labels(key).inc()
+            self._tokens_by_key.labels(key, "prompt").inc(account.prompt_tokens)
+            self._tokens_by_key.labels(key, "generated").inc(account.generated)
         self._outcomes.labels(outcome).inc()
         self._duration.observe(duration)
         if outcome == "failed":

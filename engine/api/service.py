@@ -16,6 +16,7 @@ from engine.api.config import ApiConfig, read_keys
 from engine.api.constraints import refusal
 from engine.api.engine_link import EngineLink
 from engine.api.errors import overloaded, unavailable
+from engine.api.hosts import Hosts
 from engine.api.metrics import Metrics
 from engine.api.model import Load, ModelLoader, ServedModel, load_model
 from engine.api.readiness import Readiness
@@ -30,6 +31,7 @@ from engine.constraint.errors import ConstraintError
 from engine.constraint.process import Vocabulary
 from engine.log import get_logger
 from engine.protocol import Limits, Statistics
+from engine.tls import Certificate
 
 log = get_logger(__name__)
 
@@ -70,7 +72,12 @@ class Service:
 
     def __init__(self, config: ApiConfig, load: Load = load_model) -> None:
         self.config = config
-        self.keys = Keys(read_keys(config))
+        store = None if config.key_store is None else Path(config.key_store)
+        self.keys = Keys(read_keys(config), store=store)
+        self.hosts = Hosts(config.allowed_hosts)
+        self.certificate: Certificate | None = None
+        if config.tls_certificate is not None and config.tls_key is not None:
+            self.certificate = Certificate(Path(config.tls_certificate), Path(config.tls_key))
         log_path = None if config.request_log_jsonl is None else Path(config.request_log_jsonl)
         self.records = Records(RequestLog(log_path, not_at=Path(config.artifact)))
         self.totals = Totals()
@@ -148,6 +155,8 @@ class Service:
             group.create_task(self.loader.run())
             group.create_task(self.readiness.run())
             group.create_task(self._announce())
+            if self.certificate is not None:
+                group.create_task(self.certificate.follow())
             group.create_task(reporter.run(self.config.log_stats_interval_ms / 1000))
 
     async def _announce(self) -> None:
@@ -159,6 +168,7 @@ class Service:
         self.metrics.serving(self.public_id(model), limits, lambda: self.admission.active)
         self.records.serving(self.config, model, self.public_id(model), limits, keys=self.keys.configured)
         self.totals.ready = time.monotonic()
+        self.readiness.open = True
         self.ready.set()
         log.info("serving", model=self.public_id(model), max_context=limits.max_context, lanes=limits.lanes)
 

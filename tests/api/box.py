@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -102,6 +103,9 @@ class Box:
         patience: float = PATIENCE,
     ) -> Reply:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        if self.config.tls_certificate is not None:
+            trust = ssl.create_default_context(cafile=self.config.tls_certificate)
+            connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=PATIENCE, context=trust)
         with contextlib.closing(connection):
             data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
             connection.request(method, path, data, headers or {})

@@ -1,5 +1,6 @@
 """Settings: which source wins, which paths follow, what is handed to other processes."""
 
+import sys
 from pathlib import Path
 
 import msgspec
@@ -8,7 +9,8 @@ import pytest
 from appliance.controller import engine_config, proof_key
 from appliance.controller_config import ControllerConfig
 from appliance.run_folder import RunFiles
-from appliance.settings import Settings, from_text, load_settings, settings_lines, values_as_text
+from appliance.settings import Settings, default_catalog, from_text, load_settings, settings_lines, values_as_text
+from appliance.supervisor import default_programs
 from appliance.up import api_config
 from engine.api.config import ApiConfig, from_options
 from engine.core.config import read_config
@@ -64,6 +66,27 @@ def test_a_catalog_name_becomes_a_file_in_the_model_folder(tmp_path: Path) -> No
         load_settings({**flags, "model": "huge"}, {})
 
 
+def test_what_is_said_about_fetching_reaches_the_program_that_fetches(tmp_path: Path) -> None:
+    flags = {"home": str(tmp_path), "model": "nano", "sources": "/media/usb http://10.0.0.7:8090", "offline": "on"}
+    found = load_settings({**flags, "catalog_policy": "off"}, {})
+    command = default_programs(found, RunFiles(tmp_path)).fetch
+    said = " ".join(command)
+    assert command[:4] == [sys.executable, "-m", "downloader", "nano"]
+    assert "--from /media/usb --from http://10.0.0.7:8090 --offline" in said
+    assert f"--catalog-policy off --catalog-keys {default_catalog().parent / 'keys'}" in said
+
+
+def test_a_box_that_enforces_signatures_does_not_start_from_an_unsigned_catalog(tmp_path: Path) -> None:
+    flags = {"home": str(tmp_path), "model": "nano", "catalog_policy": "enforce", "catalog_keys": str(tmp_path)}
+    with pytest.raises(ConfigurationError, match=r"--model nano: catalog .* is not signed.*as NAME.pub"):
+        load_settings(flags, {})
+
+
+def test_what_is_not_pinned_is_served_only_by_its_path(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"is not pinned.*a path to qwen3_6_35b_a3b-main.ninfer"):
+        load_settings({"home": str(tmp_path), "model": "qwen36-35b-v2"}, {})
+
+
 def test_what_is_wrong_is_named(tmp_path: Path, artifact: Path) -> None:
     with pytest.raises(ConfigurationError, match="no such file"):
         settings(tmp_path, tmp_path / "absent.ninfer")
@@ -84,7 +107,7 @@ def test_settings_cross_to_the_controller_unchanged(tmp_path: Path, artifact: Pa
     config = ControllerConfig(values=values, sources=dict(found.resolved.sources), run="/run/x")
     again = msgspec.json.decode(msgspec.json.encode(config), type=ControllerConfig)
     assert again.settings() == found
-    assert from_text(values, found.resolved.sources).resolved.explicit("port")
+    assert from_text(values, found.resolved.sources, {}).resolved.explicit("port")
 
 
 def test_the_programs_understand_their_configuration(tmp_path: Path, artifact: Path) -> None:
@@ -102,7 +125,8 @@ def test_the_programs_understand_their_configuration(tmp_path: Path, artifact: P
 def test_the_api_of_a_box_gets_every_option_that_ninfer_serve_gives_it(tmp_path: Path, artifact: Path) -> None:
     found = settings(
         tmp_path, artifact, cors="on", log_stats_interval_ms="7", request_log_jsonl="log", response_store_max_mib="3",
-        response_store_max_records="4", kv_capacity="auto", default_thinking_budget="5", max_request_mib="6",
+        response_store_max_records="4", allowed_hosts="one.example .two.example", open_network="without-a-key",
+        kv_capacity="auto", default_thinking_budget="5", max_request_mib="6",
     )  # fmt: skip
     files = RunFiles(tmp_path)
     box = msgspec.json.decode(msgspec.json.encode(api_config(found, files)), type=ApiConfig)
@@ -110,7 +134,7 @@ def test_the_api_of_a_box_gets_every_option_that_ninfer_serve_gives_it(tmp_path:
         found.options, artifact=found.artifact, socket=files.engine_socket, state_file=found.state_file
     )  # fmt: skip
     differing = {name for name in ApiConfig.__struct_fields__ if getattr(box, name) != getattr(served, name)}
-    assert differing == {"model_id"}  # the catalog has its own name for it
+    assert differing == {"model_id", "key_store"}  # the catalog has its own name for it; only a box has a folder
 
 
 def test_the_proof_is_bound_to_what_may_change_it(tmp_path: Path, artifact: Path) -> None:

@@ -86,7 +86,7 @@ def test_the_lock_holds_a_revision_and_its_hash() -> None:
 def test_every_download_of_the_flake_is_in_the_catalog() -> None:
     names = re.findall(r'^ +download-\S+ = "(.+)";$', (ROOT / "flake.nix").read_text(), re.MULTILINE)
     catalog = tomllib.loads((ROOT / "etc" / "models.toml").read_text())["models"]
-    assert len(names) == 3
+    assert len(names) == 4
     assert set(names) <= catalog.keys()
 
 
@@ -103,7 +103,7 @@ def test_the_flake_offers_what_it_should() -> None:
     shown = _run("nix", "flake", "show", "--json", *override, flake)
     assert shown.returncode == 0, shown.stderr
     outputs = json.loads(shown.stdout)
-    downloads = {"download-qwen38-27b", "download-qwen36-27b", "download-qwen36-35b"}
+    downloads = {"download-qwen38-27b", "download-qwen36-27b", "download-qwen36-35b", "download-qwen36-35b-v2"}
     assert outputs["packages"]["x86_64-linux"].keys() == {"default", "ninfer", "ninfer-cpu"} | downloads
     assert outputs["apps"]["x86_64-linux"].keys() == {"default", "serve", "cli"} | downloads
     assert outputs["checks"]["x86_64-linux"].keys() == {"package", "appliance"}
