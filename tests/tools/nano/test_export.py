@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from downloader.catalog import read_catalog
+from downloader.catalog import find, read_catalog
 from engine.artifact import Artifact
 from tests.tools.nano.test_model import small
 from tools.nano import export
@@ -72,7 +72,7 @@ def test_export(family: str, tmp_path: Path) -> None:
     text = catalog.read_text()
     assert "# the next one\n[models.big]" in text
     assert text.count(f"[models.{family}]") == 1
-    pinned = read_catalog(_without_big(catalog), {})[family]
+    pinned = find(read_catalog(_without_big(catalog), {}), family)
     assert (pinned.bytes, pinned.sha256) == (made["artifact"].stat().st_size, digests[made["artifact"]])
 
     export.export(family, tmp_path / "checkpoint", etc=etc, catalog=catalog)
