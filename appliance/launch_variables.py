@@ -79,8 +79,7 @@ def keep_presets(resolved: Resolved, flags: Mapping[str, str | None], environ: M
     """Unset what a variable leaves to the model's preset, as a setting of a person: a profile does not change it."""
     names = [field for name, field in PRESETS.items() if environ.get(name) == "default" and flags.get(field) is None]
     unset: dict[str, Any] = dict.fromkeys(names)
-    environment: Source = "environment"
-    sources = {**resolved.sources, **dict.fromkeys(names, environment)}
+    sources: dict[str, Source] = {**resolved.sources, **dict.fromkeys(names, "environment")}
     return Resolved(dataclasses.replace(resolved.options, **unset), sources)
 
 

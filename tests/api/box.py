@@ -71,19 +71,29 @@ class Box:
         self.engine_log = folder / "engine.log"
         self.api_log = folder / "api.log"
 
-    def start_api(self) -> None:
+    def start_api(self, *arguments: str) -> None:
         self.artifact.touch()
         file = self.folder / "api.json"
         file.write_bytes(msgspec.json.encode(self.config))
         with self.api_log.open("ab") as log:
-            self.api = subprocess.Popen([sys.executable, "-m", "tests.api.server_process", file], cwd=ROOT, stderr=log)
+            self.api = subprocess.Popen(
+                [sys.executable, "-m", "tests.api.server_process", file, *arguments], cwd=ROOT, stderr=log
+            )
 
-    def start_engine(self, *, lanes: int = 2, pending: int = 2, context: int = 2048, waits: bool = False) -> None:
+    def start_engine(
+        self,
+        *,
+        lanes: int = 2,
+        pending: int = 2,
+        context: int = 2048,
+        waits: bool = False,
+        module: str = "tests.api.scripted_engine",
+    ) -> None:
         config = EngineConfig(artifact=self.artifact, socket=self.socket, lanes=lanes, max_pending=pending,
                               max_context=context, kv_capacity=context)  # fmt: skip
         file = self.folder / "engine.json"
         file.write_bytes(msgspec.json.encode(config, enc_hook=str))
-        command = [sys.executable, "-m", "tests.api.scripted_engine", "--config", str(file), *(["--wait"] * waits)]
+        command = [sys.executable, "-m", module, "--config", str(file), *(["--wait"] * waits)]
         if self.engine is not None:
             self.engine.wait()
         with self.engine_log.open("ab") as log:

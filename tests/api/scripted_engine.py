@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -80,6 +81,10 @@ class Engine:
         self.rounds = self.running = 0
         self.writers: list[asyncio.StreamWriter] = []
 
+    def script_for(self, prompt: str) -> Script:
+        """What is answered to a prompt."""
+        return script_of(prompt)
+
     def send(self, writer: asyncio.StreamWriter, message: EngineMessage) -> None:
         writer.write(encode(message))
 
@@ -115,7 +120,7 @@ class Engine:
     async def answer(self, writer: asyncio.StreamWriter, submit: Submit) -> None:
         front = frontend()
         prompt = unpack_ids(submit.token_ids).tolist()
-        script = script_of(b"".join(front.vocabulary[one] for one in prompt).decode())
+        script = self.script_for(b"".join(front.vocabulary[one] for one in prompt).decode())
         say("submit", id=submit.id, **msgspec.to_builtins(submit.sampling), max_tokens=submit.max_tokens,
             stop_ids=submit.stop_ids, deadline=submit.deadline_seconds, prompt=len(prompt),
             salt=submit.cache_salt.hex(),
@@ -183,11 +188,11 @@ class Engine:
                 return
 
 
-async def main(config: EngineConfig, *, waits: bool) -> None:
+async def main(config: EngineConfig, *, waits: bool, make: Callable[[Limits], Engine] = Engine) -> None:
     tokens = frontend().token_count
     context = config.max_context
-    engine = Engine(Limits(max_context=context, kv_capacity=config.kv_capacity, lanes=config.lanes,
-                           max_pending=config.max_pending, token_count=tokens))  # fmt: skip
+    engine = make(Limits(max_context=context, kv_capacity=config.kv_capacity, lanes=config.lanes,
+                         max_pending=config.max_pending, token_count=tokens))  # fmt: skip
     config.socket.unlink(missing_ok=True)
     server = await asyncio.start_unix_server(engine.connection, config.socket)
     say("listening", key="NINFER_API_KEY" in os.environ)
@@ -199,10 +204,12 @@ async def main(config: EngineConfig, *, waits: bool) -> None:
         await server.serve_forever()
 
 
+def read(path: Path) -> EngineConfig:
+    return msgspec.json.decode(path.read_bytes(), type=EngineConfig, dec_hook=lambda kind, value: kind(value))
+
+
 if __name__ == "__main__":
-    settings = msgspec.json.decode(
-        Path(sys.argv[2]).read_bytes(), type=EngineConfig, dec_hook=lambda kind, value: kind(value)
-    )
+    settings = read(Path(sys.argv[2]))
     if settings.artifact.name.startswith("exit-"):
         sys.exit(int(settings.artifact.name.removeprefix("exit-")))
     asyncio.run(main(settings, waits="--wait" in sys.argv))
