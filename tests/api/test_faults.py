@@ -27,11 +27,7 @@ def background(work: Callable[[], Reply]) -> tuple[threading.Thread, list[Reply]
 def open_request(box: Box, script: dict[str, Any], **fields: Any) -> socket.socket:
     """Send a chat request on a bare socket and do not read the answer."""
     body = json.dumps(chat_body(script, **fields)).encode()
-<<<<<<< HEAD
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
-=======
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
->>>>>>> main
     connection = socket.create_connection(("127.0.0.1", box.port), timeout=20)
     connection.sendall(head.encode() + body)
     return connection
@@ -147,11 +143,7 @@ def test_idle_connections_cost_nothing(tmp_path: Path) -> None:
         for number in range(200):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", box.port), timeout=20))
             if number % 2:
-<<<<<<< HEAD
-                connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")  # headers that never end
-=======
                 connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")  # headers that never end
->>>>>>> main
         work = [background(lambda: box.chat({"text": "served", "prefill": 0.2})) for _ in range(8)]
         for thread, replies in work:
             thread.join()
@@ -166,11 +158,7 @@ def test_idle_connections_cost_nothing(tmp_path: Path) -> None:
 
 def test_a_slow_body_is_cut_off(box: Box) -> None:
     with socket.create_connection(("127.0.0.1", box.port), timeout=20) as connection:
-<<<<<<< HEAD
-        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{")
-=======
         connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
->>>>>>> main
         answer = http.client.HTTPResponse(connection)
         answer.begin()
         reply = Reply(answer)
@@ -189,11 +177,9 @@ def test_stop_lets_requests_end_and_cuts_what_takes_too_long(tmp_path: Path) -> 
         time.sleep(0.2)
         with pytest.raises(ConnectionRefusedError):
             box.request("GET", "/health")
-<<<<<<< HEAD
-        idle.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")  # a connection from before hears that we are going
-=======
-        idle.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")  # a connection from before hears that we are going
->>>>>>> main
+        idle.sendall(
+            b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        )  # a connection from before hears that we are going
         answer = http.client.HTTPResponse(idle)
         answer.begin()
         assert Reply(answer).json["phase"] == "draining"
