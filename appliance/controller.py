@@ -7,12 +7,13 @@ connection of its own, and writes `state.json`.
 import asyncio
 import collections
 import contextlib
+import itertools
 import os
 import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -33,11 +34,13 @@ from engine.options import Options
 from engine.protocol import (
     AskStatistics,
     Boot,
+    Cancel,
     EngineConnection,
     EngineMessage,
     Limits,
     ProtocolError,
     Rejected,
+    Statistics,
     Tokens,
 )
 from engine.state_file import State, read_state, write_state
@@ -86,6 +89,8 @@ class Watched:
     connection: EngineConnection | None = None
     limits: asyncio.Future[Limits] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     answers: asyncio.Queue[EngineMessage | None] = field(default_factory=asyncio.Queue)
+    statistics: Statistics = Statistics()
+    requests: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
 
 class Controller:
@@ -420,6 +425,11 @@ class Controller:
                 engine.limits.set_result(message)
         elif isinstance(message, Tokens | Rejected):
             engine.answers.put_nowait(message)
+        elif isinstance(message, Statistics):
+            engine.statistics = message
+            busy = message.running + message.waiting > 0
+            self._events.put_nowait(boot.EngineWork(engine.pid, busy, work_done(message)))
+            return
         self._events.put_nowait(boot.EngineAnswered(engine.pid))
 
     async def _prove(self, pid: int) -> None:
@@ -430,13 +440,25 @@ class Controller:
         connection = engine.connection
         while not engine.answers.empty():
             engine.answers.get_nowait()
+        before, request = work_done(engine.statistics), next(engine.requests)
         try:
             async with asyncio.timeout(self._policy.proof):
                 limits = await asyncio.shield(engine.limits)
-                answer = await proof.decode(connection, engine.answers, limits.token_count, request=1)
+                answer = await proof.decode(connection, engine.answers, limits.token_count, request)
             key = proof_key(self._settings.options, connection.hello.fingerprint)
             first = proof.compare(self._settings.state / "proofs", key, answer)
+        except proof.BusyError as error:
+            log.info("proof_skipped", reason=str(error))
+            await asyncio.sleep(self._policy.backoff)
+            self._events.put_nowait(boot.ProofSkipped(pid))
         except TimeoutError:
+            with contextlib.suppress(OSError):
+                await connection.send(Cancel(id=request))
+            now = engine.statistics
+            if now.running + now.waiting > 1 and work_done(now) != before:
+                log.info("proof_skipped", reason="the engine is at work for others")
+                self._events.put_nowait(boot.ProofSkipped(pid))
+                return
             reason = f"no answer to the proof prompt within {self._policy.proof:g} s"
             self._events.put_nowait(boot.ProofFailed(pid, reason))
         except (proof.ProofError, OSError) as error:
@@ -516,6 +538,12 @@ def engine_config(settings: Settings, files: RunFiles, plan: PlanLike) -> dict[s
         "log_level": options.log_level,
         "log_json": options.log_json,
     }
+
+
+def work_done(statistics: Statistics) -> int:
+    """A number that changes whenever the engine has done anything for anybody."""
+    now = statistics
+    return now.rounds + now.prompt_tokens + now.generated_tokens + now.cancelled + now.failed
 
 
 def proof_key(options: Options, fingerprint: str) -> dict[str, str]:

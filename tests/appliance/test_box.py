@@ -106,6 +106,17 @@ def test_a_box_from_power_on_to_stop(make_box: MakeBox) -> None:
     assert "no box" in box.command("stop").stdout
 
 
+def test_an_idle_engine_that_goes_wrong_is_replaced(make_box: MakeBox) -> None:
+    box = make_box(engine={"later": [4, 5, 6]})
+    box.policy |= {"idle": 0.4, "silence": 0.4}
+    box.start()
+    first = box.ready()
+    again = box.wait(lambda now: now.phase == "ready" and now.restarts >= 1)
+    assert again.engine_pid != first.engine_pid
+    assert box.output.count("engine_proved") >= 2
+    assert "proof failed: the answer changed: [4, 5, 6] now, [1, 2, 3] before" in box.output
+
+
 def test_five_kills_end_the_box(make_box: MakeBox) -> None:
     box = make_box().start()
     seen: set[int] = set()
