@@ -43,7 +43,7 @@ from engine.protocol import (
     Statistics,
     Tokens,
 )
-from engine.state_file import State, read_state, write_state
+from engine.state_file import Finding, State, read_state, write_state
 
 log = get_logger(__name__)
 
@@ -77,6 +77,7 @@ class Surroundings:
 
     probe: Callable[[Settings, Callable[[str], None], Collection[int]], Any]
     plan: Callable[[Settings, Any], PlanLike]
+    examine: Callable[[Settings], Sequence[Finding]] = lambda settings: ()  # the doctor; in a thread too
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
 
@@ -112,6 +113,8 @@ class Controller:
         self._ended_engines: set[int] = set()
         self._machine: Any = None
         self._plan: PlanLike | None = None
+        self._findings: tuple[Finding, ...] = ()
+        self._examining = False
         self._published: State | None = None
         self._published_at = 0.0
         self._live = False  # supervisord has delivered an event
@@ -201,7 +204,41 @@ class Controller:
             log.info("phase", phase=self._state.phase, detail=self._state.detail)
         elif isinstance(event, boot.Waiting) and self._state.detail != before.detail:
             log.info("waiting", phase=self._state.phase, detail=self._state.detail)
+        # When the machine has settled, and whenever something went wrong.
+        if isinstance(event, boot.Probed | boot.Refused | boot.EngineExited) or (
+            isinstance(event, boot.FetchExited) and event.status != 0
+        ):
+            self._see_the_doctor()
         return actions
+
+    def _see_the_doctor(self) -> None:
+        if not self._examining:
+            self._examining = True
+            self._spawn(self._examine())
+
+    async def _examine(self) -> None:
+        try:
+            findings = tuple(await asyncio.to_thread(self._world.examine, self._settings))
+        except Exception:
+            log.exception("doctor_failed")  # its findings are good to have, not needed
+            return
+        finally:
+            self._examining = False
+        for finding in findings:
+            if finding in self._findings:
+                continue
+            if finding.level == "ok":
+                log.info("finding", check=finding.check, level=finding.level, sentence=finding.sentence)
+            else:
+                log.warning(
+                    "finding",
+                    check=finding.check,
+                    level=finding.level,
+                    sentence=finding.sentence,
+                    command=finding.command,
+                )
+        self._findings = findings
+        self._publish()
 
     async def _perform(self, action: boot.Action) -> list[boot.Event]:
         """Carry out one action; returns what is known at once. Slow ones report later."""
@@ -490,6 +527,7 @@ class Controller:
             engine_pid=state.engine_pid,
             plan=state.plan,
             url=self._settings.url,
+            findings=self._findings,
             log=tuple(self._logs[state.failing]) if state.failing else (),
         )
 
@@ -587,9 +625,14 @@ async def run(config: ControllerConfig, surroundings: Surroundings) -> None:
 
 def this_machine() -> Surroundings:
     """The machine we run on."""
-    from appliance.sizing import make_plan, probe_machine  # noqa: PLC0415  (NVML is loaded only for this)
+    from appliance import doctor  # noqa: PLC0415  (NVML is loaded only for these)
+    from appliance.sizing import make_plan, probe_machine  # noqa: PLC0415
 
-    return Surroundings(probe=probe_machine, plan=make_plan)
+    def examine(settings: Settings) -> list[Finding]:
+        # The artifact was verified by `fetch`; nobody reads 18 GB twice at a start.
+        return [finding.told() for finding in doctor.examine(settings, hash_artifact=False)]
+
+    return Surroundings(probe=probe_machine, plan=make_plan, examine=examine)
 
 
 def main(arguments: Sequence[str], surroundings: Surroundings | None = None) -> int:

@@ -44,6 +44,9 @@ def test_a_box_from_power_on_to_stop(make_box: MakeBox) -> None:
     assert state.url == f"http://127.0.0.1:{box.port}"
     assert state.exit_code is None
     assert box.health()[0] == 200
+    state = box.wait(lambda now: now.phase == "ready" and now.findings)
+    assert [(one.check, one.level, one.command) for one in state.findings] == [("disk", "warning", "du -xh")]
+    assert box.output.count("home is small") == 1, "one line each"
 
     # Nothing of supervisord on TCP (X6).
     everyone = box.everyone()
