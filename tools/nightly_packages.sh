@@ -3,4 +3,4 @@
 set -euo pipefail
 apt-get update
 exec apt-get install -y --no-install-recommends \
-    buildah curl debootstrap nix-bin podman runc shellcheck strace systemd
+    buildah chromium curl debootstrap nix-bin podman runc shellcheck strace systemd

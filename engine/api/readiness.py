@@ -29,6 +29,11 @@ class Readiness:
         self.draining = False
 
     @property
+    def state(self) -> State | None:
+        """What the controller wrote last; None without a controller."""
+        return self._state
+
+    @property
     def model(self) -> ServedModel | None:
         """The model to serve, when ready."""
         return self._loader.current if self.status().phase == "ready" else None
