@@ -90,7 +90,7 @@ class Watched:
     connection: EngineConnection | None = None
     limits: asyncio.Future[Limits] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     answers: asyncio.Queue[EngineMessage | None] = field(default_factory=asyncio.Queue)
-    statistics: Statistics = Statistics()
+    statistics: Statistics = field(default_factory=Statistics)
     requests: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
 

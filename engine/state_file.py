@@ -9,7 +9,6 @@ import msgspec
 
 from engine.protocol import Phase
 
-
 Level = Literal["ok", "warning", "bad"]
 
 

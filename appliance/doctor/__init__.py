@@ -56,9 +56,7 @@ def examine(settings: Settings, facts: Facts | None = None, *, hash_artifact: bo
     facts = look(settings, hash_artifact=hash_artifact) if facts is None else facts
     findings = [_run(name, check, settings, facts) for name, check in CHECKS if name not in facts.unseen]
     return findings + [
-        Finding(
-            check=name, level="bad", sentence=f"could not look: {reason}", command="ninfer-appliance status"
-        )
+        Finding(check=name, level="bad", sentence=f"could not look: {reason}", command="ninfer-appliance status")
         for name, reason in facts.unseen.items()
     ]
 
@@ -80,4 +78,6 @@ def _run(name: str, check: Check, settings: Settings, facts: Facts) -> Finding:
         return check(settings, facts)
     except Exception as error:
         # Whatever it is, the other checks are worth having.
-        return Finding(check=name, level="bad", sentence=f"could not judge: {error!r}", command="ninfer-appliance status")
+        return Finding(
+            check=name, level="bad", sentence=f"could not judge: {error!r}", command="ninfer-appliance status"
+        )

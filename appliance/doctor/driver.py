@@ -28,7 +28,9 @@ def check(settings: Settings, facts: Facts) -> Finding:
             check=NAME,
             level="bad",
             sentence=f"module {facts.module} is loaded, but its libraries are not found ({fault.message})",
-            command=_given(facts) if facts.container else "install your distribution's NVIDIA libraries (libcuda, NVML)",
+            command=_given(facts)
+            if facts.container
+            else "install your distribution's NVIDIA libraries (libcuda, NVML)",
         )
     if fault.kind == "lost":
         return Finding(
@@ -45,6 +47,4 @@ def check(settings: Settings, facts: Facts) -> Finding:
 
 
 def _given(facts: Facts) -> str:
-    return (
-        "podman run --device nvidia.com/gpu=all ..." if facts.container == "podman" else "docker run --gpus all ..."
-    )
+    return "podman run --device nvidia.com/gpu=all ..." if facts.container == "podman" else "docker run --gpus all ..."

@@ -80,7 +80,9 @@ def look(
         free_bytes=try_to("disk", lambda: host.disk_free(settings.models), 0),
         memory_total=total,
         memory_available=available,
-        port_holder="" if own_box else try_to("port", lambda: _holder(settings.options.host, settings.options.port), ""),
+        port_holder=""
+        if own_box
+        else try_to("port", lambda: _holder(settings.options.host, settings.options.port), ""),
         own_box=own_box,
         packages={name: _version(name) for name in NEEDED},
         cards=tuple(try_to("device", host.pci_cards, ())),

@@ -10,8 +10,8 @@ from engine.api.errors import ApiError
 from engine.api.metrics import CONTENT_TYPE
 from engine.api.sampling import AskedSampling, resolve_sampling
 from engine.api.service import SERVICE, Service
-from engine.plan.geometry import PAGE_TOKENS, pages_of
 from engine.api.status_page import troubles
+from engine.plan.geometry import PAGE_TOKENS, pages_of
 from engine.version import version
 
 

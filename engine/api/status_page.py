@@ -29,7 +29,7 @@ PLAN_ROWS = (
     ("kv_capacity", "context pool"), ("kv_dtype", "context format"), ("prefill_chunk", "prefill chunk"),
     ("speculation", "speculation"),
 )  # fmt: skip
-SUMS = (("free_bytes", "free before"), ("planned_bytes", "planned"), ("headroom_bytes", "headroom"),
+SUMS = (("planned_bytes", "together"), ("headroom_bytes", "headroom"), ("free_bytes", "free before"),
         ("left_bytes", "left over"))  # fmt: skip
 LEVELS = {"bad": 0, "warning": 1, "ok": 2}
 
@@ -68,7 +68,9 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
-_environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+_environment = jinja2.Environment(
+    autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+)
 _environment.filters |= {"number": number, "size": size, "duration": duration}
 _template = _environment.from_string(TEMPLATE)
 

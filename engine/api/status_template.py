@@ -20,14 +20,15 @@ h2 { font-size: .78rem; margin: 0 0 .75rem; color: var(--soft); text-transform: 
 .steps li { flex: 1 1 5rem; padding-top: .3rem; border-top: 4px solid var(--line); color: var(--soft); }
 .steps .done { border-color: var(--good); } .steps .now { border-color: var(--warn); color: var(--ink); }
 progress { width: 100%; height: .6rem; margin-top: .9rem; accent-color: var(--warn); }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: 1rem;
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); gap: 1rem;
   margin-top: 1.5rem; align-items: start; }
 section { background: var(--card); border: 1px solid var(--line); border-radius: .6rem; padding: 1rem 1.15rem; }
 .wide { grid-column: 1 / -1; overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .22rem .75rem .22rem 0; vertical-align: top; font-weight: normal; }
 tr + tr > * { border-top: 1px solid var(--line); }
-thead th { color: var(--soft); } .n { text-align: right; } td:last-child, th:last-child { padding-right: 0; }
+thead th { color: var(--soft); } .n { text-align: right; white-space: nowrap; }
+td:last-child, th:last-child { padding-right: 0; }
 tbody th { color: var(--soft); } tr.sum > * { border-top: 2px solid var(--line); font-weight: 600; }
 .lanes { display: flex; gap: .4rem; flex-wrap: wrap; margin-bottom: .75rem; }
 .lanes span { flex: 1 1 4rem; text-align: center; padding: .4rem; border-radius: .35rem; border: 1px solid var(--line);
@@ -40,10 +41,14 @@ svg { display: block; width: 100%; height: .8rem; border-radius: .4rem; margin-b
 .p2 { fill: var(--c); background: var(--c); } .p3 { fill: var(--d); background: var(--d); }
 .p4 { fill: var(--e); background: var(--e); }
 .dot { display: inline-block; width: .65rem; height: .65rem; border-radius: .15rem; margin-right: .5rem; }
-.mark { font-weight: 600; white-space: nowrap; } .ok .mark { color: var(--good); }
+.mark { font-weight: 600; white-space: nowrap; width: 1%; padding-right: 1.25rem; } .ok .mark { color: var(--good); }
 .warning .mark { color: var(--warn); } .bad .mark { color: var(--bad); } .failed-row td { color: var(--bad); }
 code, pre { font: .86em/1.5 ui-monospace, monospace; background: var(--back); border-radius: .25rem; }
 code { padding: .1rem .35rem; overflow-wrap: anywhere; } pre { padding: .6rem; overflow-x: auto; margin: 0; }
+.stack { display: grid; gap: 1rem; } .requests td { white-space: nowrap; }
+dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.2rem, 1fr)); gap: .9rem 1.5rem; margin: 0; }
+dt { color: var(--soft); } dd { margin: 0; font-size: 1.1rem; font-variant-numeric: tabular-nums; }
+@media (max-width: 34rem) { .check { display: none; } }
 .notes { margin: .75rem 0 0; padding-left: 1.1rem; color: var(--soft); }
 details { margin-top: .75rem; } summary { cursor: pointer; color: var(--soft); }
 footer { margin-top: 1.5rem; color: var(--soft); font-size: .87rem; }
@@ -65,8 +70,8 @@ TEMPLATE = """<!doctype html>
 <h1>{{ model if full and model else "NInfer" }}</h1>
 <span class="state {{ phase }}">{{ phase }}</span>
 {% if full %}
-<span class="soft right">{% if ready %}serving for {{ uptime|duration }}{% elif since is not none %}for {{ since|duration
-}}{% endif %}{% if restarts %} · {{ restarts }} engine restart{{ "s" if restarts > 1 }}{% endif %}</span>
+<span class="soft right">{% if ready %}serving for {{ uptime|duration }}{% elif since is not none
+%}for {{ since|duration }}{% endif %}{% if restarts %} · {{ restarts }} engine restart{{ "s" if restarts > 1 }}{% endif %}</span>
 {% endif %}
 </header>
 {% if detail %}<p class="detail">{{ detail }}</p>{% endif %}
@@ -95,7 +100,7 @@ TEMPLATE = """<!doctype html>
 <tr class="{{ one.level }}"><td class="mark">{{ "needs a hand" if one.level == "bad" else "to know" }}</td>
 <td>{{ one.sentence }}{% if one.command %}<br><code>{{ one.command }}</code>{% endif %}
 {% if one.fixable %}<br><span class="soft">or</span> <code>ninfer-appliance doctor --fix</code>{% endif %}</td>
-<td class="soft n">{{ one.check }}</td></tr>
+<td class="soft n check">{{ one.check }}</td></tr>
 {% endfor %}
 </tbody></table>
 {% endif %}
@@ -104,7 +109,7 @@ TEMPLATE = """<!doctype html>
 <summary>{{ findings|length - troubled|length }} checks are well</summary>
 <table><tbody>
 {% for one in findings if one.level == "ok" %}
-<tr class="ok"><td class="mark">well</td><td>{{ one.sentence }}</td><td class="soft n">{{ one.check }}</td></tr>
+<tr class="ok"><td class="mark">well</td><td>{{ one.sentence }}</td><td class="soft n check">{{ one.check }}</td></tr>
 {% endfor %}
 </tbody></table>
 </details>
@@ -118,6 +123,7 @@ TEMPLATE = """<!doctype html>
 <section class="wide"><h2>Last words</h2><pre>{{ log[-20:]|join("\\n") }}</pre></section>
 {% endif %}
 {% if work %}
+<div class="stack">
 <section>
 <h2>Lanes</h2>
 <div class="lanes">{% for one in work.lanes %}<span class="{{ one }}">{{ one }}</span>{% endfor %}</div>
@@ -135,22 +141,8 @@ TEMPLATE = """<!doctype html>
 <table><tbody>
 <tr><th>prompt tokens reused</th><td class="n">{{ work.reused_tokens|number }}</td></tr>
 </tbody></table>
-{% if not work.reused_tokens %}<p class="notes">Nothing was reused yet.</p>{% endif %}
 </section>
-{% endif %}
-{% if plan or sums %}
-<section>
-<h2>Plan</h2>
-<table><tbody>
-{% for name, value in plan %}<tr><th>{{ name }}</th><td class="n">{{ value|number }}</td></tr>
-{% endfor %}
-</tbody></table>
-{% if remarks %}<ul class="notes">{% for one in remarks %}<li>{{ one }}</li>{% endfor %}</ul>{% endif %}
-{% if rejected %}
-<details><summary>{{ rejected|length }} larger {{ "plan was" if rejected|length == 1 else "plans were" }} tried</summary>
-<ul class="notes">{% for one in rejected %}<li>{{ one }}</li>{% endfor %}</ul></details>
-{% endif %}
-</section>
+</div>
 {% endif %}
 {% if ledger %}
 <section>
@@ -172,8 +164,20 @@ TEMPLATE = """<!doctype html>
 </tbody></table>
 </section>
 {% endif %}
-{% if ready %}
+{% if plan %}
 <section class="wide">
+<h2>Plan</h2>
+<dl>{% for name, value in plan %}<div><dt>{{ name }}</dt><dd>{{ value|number }}</dd></div>{% endfor %}</dl>
+{% if remarks %}<ul class="notes">{% for one in remarks %}<li>{{ one }}</li>{% endfor %}</ul>{% endif %}
+{% if rejected %}
+<details>
+<summary>{{ rejected|length }} larger {{ "plan was" if rejected|length == 1 else "plans were" }} tried</summary>
+<ul class="notes">{% for one in rejected %}<li>{{ one }}</li>{% endfor %}</ul></details>
+{% endif %}
+</section>
+{% endif %}
+{% if ready %}
+<section class="wide requests">
 <h2>Last requests</h2>
 {% if recent %}
 <table>
@@ -182,7 +186,7 @@ TEMPLATE = """<!doctype html>
 <tbody>
 {% for one in recent %}
 <tr{{ ' class="failed-row"'|safe if one.outcome == "failed" }}><td>{{ (now - one.ended)|duration }} ago</td>
-<td>{{ one.protocol }}</td><td>{{ one.outcome }}</td><td class="n">{{ one.prompt_tokens|number }}</td>
+<td>{{ one.protocol|replace("_", " ") }}</td><td>{{ one.outcome }}</td><td class="n">{{ one.prompt_tokens|number }}</td>
 <td class="n">{{ one.cached_tokens|number }}</td><td class="n">{{ one.generated|number }}</td>
 <td class="n">{{ "%.2f s"|format(one.first_token) if one.first_token is not none else "–" }}</td>
 <td class="n">{{ "%.2f s"|format(one.seconds) }}</td></tr>

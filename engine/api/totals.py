@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from engine.api.generation import Account
 from engine.protocol import Statistics
 
-
 RECENT = 10  # requests
 
 

@@ -66,7 +66,9 @@ class Browser:
     async def picture(self, file: Path) -> None:
         """The whole page as a PNG."""
         shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        file.write_bytes(base64.b64decode(shot["data"]))
+        file.write_bytes(  # noqa: ASYNC240  (one small file)
+            base64.b64decode(shot["data"])
+        )
 
 
 @contextlib.asynccontextmanager
@@ -81,7 +83,7 @@ async def browser(profile: Path) -> AsyncIterator[Browser]:
     try:
         note = profile / "DevToolsActivePort"
         async with asyncio.timeout(PATIENCE):
-            while not note.exists() or len(note.read_text().splitlines()) < 2:
+            while not note.exists() or len(note.read_text().splitlines()) < 2:  # noqa: ASYNC110, ASYNC240  (Chromium writes a file)
                 await asyncio.sleep(0.1)
             port = note.read_text().splitlines()[0]
             async with aiohttp.ClientSession() as session:

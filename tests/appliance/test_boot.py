@@ -415,7 +415,9 @@ def test_a_proof_without_room_says_nothing() -> None:
     assert (actions, state.phase, state.proven, state.idle_since) == ((), "ready", True, now)
 
 
-reports = st.builds(boot.EngineWork, st.just(9), st.sampled_from([False] * 5 + [True]), st.sampled_from([70] * 5 + [71]))
+reports = st.builds(
+    boot.EngineWork, st.just(9), st.sampled_from([False] * 5 + [True]), st.sampled_from([70] * 5 + [71])
+)
 judgements = st.sampled_from([boot.Proved(9, ""), boot.ProofSkipped(9), boot.Proved(9, ""), boot.ProofFailed(9, "x")])
 
 

@@ -119,7 +119,7 @@ FAULTS: list[tuple[str, str, dict[str, Any], str, str]] = [
         "container", "bad", {"container": "podman", "closed_nodes": frozenset({"nvidia0"}), "confined": True},
         "/dev/nvidia0 may not be opened: SELinux", "label=disable",
     ),
-    ("container", "bad", {"container": "podman", "nvml_fault": REFUSED}, "dropped the group", "--group-add keep-groups"),
+    ("container", "bad", {"container": "podman", "nvml_fault": REFUSED}, "dropped the group", "keep-groups"),
     ("container", "bad", {"container": "docker", "nvml_fault": REFUSED}, "without the NVIDIA runtime", "--gpus all"),
     ("container", "bad", {"nvml_fault": REFUSED}, "NVML refuses user", "CUDA_VISIBLE_DEVICES=MIG-"),  # V7
     # C3
@@ -139,7 +139,7 @@ FAULTS: list[tuple[str, str, dict[str, Any], str, str]] = [
     ("ecc", "bad", {"gpus": (dataclasses.replace(A100, uncorrected_errors=3),)}, "3 memory errors", "sudo reboot"),
     ("ecc", "warning", {"gpus": (dataclasses.replace(A100, ecc_after_reboot=False),)}, "off at the next", "reboot"),
     # C9
-    ("triton", "warning", {"triton_cache": at("/ro", writable=False)}, "/ro is not writable", "export TRITON_CACHE_DIR="),
+    ("triton", "warning", {"triton_cache": at("/ro", writable=False)}, "/ro is not writable", "export TRITON"),
     ("triton", "bad", {"triton_cache": at("/data", runs_code=False)}, "noexec", "export TRITON_CACHE_DIR="),
     ("triton", "bad", {"triton_cache": at("/data", folder=False)}, "/data is a file", "mv /data"),
     ("artifact", "bad", {"artifact": Artifact(verified=False)}, "not the pinned bytes", "ninfer-appliance up"),
@@ -239,7 +239,7 @@ def test_a_container_with_its_own_root(settings: Settings, tmp_path: Path) -> No
     (root / "dev/nvidiactl").touch()
     (root / "proc/self/attr/current").write_text("system_u:system_r:container_t:s0:c1,c2\0")
     facts = look(settings, nvml=Management("no_permission"), root=root, environ={"TRITON_CACHE_DIR": "/nowhere/x"})
-    assert (facts.container, facts.confined, facts.nodes) == ("podman", True, {"nvidiactl"})
+    assert (str(facts.container), facts.confined, set(facts.nodes)) == ("podman", True, {"nvidiactl"})
     assert facts.nvml_fault is not None
     assert facts.nvml_fault.kind == "no_permission"
     assert facts.triton_cache.present == Path("/")
