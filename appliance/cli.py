@@ -1,4 +1,4 @@
-"""`ninfer-appliance`: up, status, plan, stop, doctor."""
+"""`ninfer-appliance`: up, status, plan, keys, client, stop, doctor."""
 
 import json
 import sys
@@ -77,6 +77,18 @@ def _plan(rest: Sequence[str]) -> int:
     return plan_command.main(rest)
 
 
+def _keys(rest: Sequence[str]) -> int:
+    from appliance import keys_command  # noqa: PLC0415
+
+    return keys_command.main(rest)
+
+
+def _client(rest: Sequence[str]) -> int:
+    from appliance import client  # noqa: PLC0415
+
+    return client.main(rest)
+
+
 def _stop(rest: Sequence[str]) -> int:
     settings, _ = read("stop", "Stop the box of this home.", rest)
     from appliance.stop import stop  # noqa: PLC0415
@@ -106,6 +118,8 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "up": (_up, "start the box and stay with it"),
     "status": (_status, "show what it is doing"),
     "plan": (_plan, "show what would fit on this machine"),
+    "keys": (_keys, "make, list and revoke API keys"),
+    "client": (_client, "show how to point a client at it"),
     "stop": (_stop, "stop it"),
     "doctor": (_doctor, "look for what would keep it from starting"),
 }

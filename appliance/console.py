@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from appliance.access import certificate_file, key_needed, shown_fingerprint
 from appliance.settings import Settings
 from engine.protocol import Phase
 from engine.state_file import State
@@ -141,10 +142,19 @@ def invitation(settings: Settings) -> list[str]:
         "max_tokens": 200,
         "messages": [{"role": "user", "content": "Hello"}],
     }
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.options.api_key else ""
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if key_needed(settings) else ""
+    certificate = certificate_file(settings) if settings.options.tls == "self-signed" else None
+    trust = "" if certificate is None else f" --cacert {shlex.quote(str(certificate))}"
+    fingerprint = shown_fingerprint(certificate_file(settings))
+    tls = [] if fingerprint is None else [f"certificate SHA-256 {fingerprint}"]
     request = f"-H 'Content-Type: application/json'{key} -d {shlex.quote(json.dumps(body))}"
     note = [f"note: {settings.note}"] if settings.note else []
-    return [f"ready at {settings.url}", *note, f"try: curl -N {settings.url}/v1/chat/completions {request}"]
+    return [
+        f"ready at {settings.url}",
+        *tls,
+        *note,
+        f"try: curl -N{trust} {settings.url}/v1/chat/completions {request}",
+    ]
 
 
 def _progress(state: State) -> str:

@@ -8,12 +8,13 @@ from engine.options import Source
 
 
 class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Resolved settings, and where the run folder is."""
+    """Resolved settings, launch variables, and where the run folder is."""
 
     values: dict[str, str]
     sources: dict[str, Source]
     run: str
     policy: Policy = Policy()
+    variables: dict[str, str] = {}
 
     def settings(self) -> Settings:
-        return from_text(self.values, self.sources)
+        return from_text(self.values, self.sources, self.variables)

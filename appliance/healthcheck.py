@@ -1,7 +1,7 @@
 """Whether the box answers: exit status 0 when /health says 200, otherwise 1 and one line. Standard library only.
 
 For a container's health check: `python -m appliance.healthcheck`. The address is the one in HOME/state/state.json,
-so that a port given on the command line is found too; before there is one, NINFER_PORT or 8080.
+so that a port given on the command line is found too; before there is one, NINFER_PORT or 8080, and NINFER_TLS.
 """
 
 import json
@@ -26,7 +26,8 @@ def address(environ: Mapping[str, str]) -> str:
             url = None
         if isinstance(url, str) and url.startswith(("http://", "https://")):
             return url
-    return f"http://127.0.0.1:{environ.get('NINFER_PORT') or 8080}"
+    scheme = "http" if (environ.get("NINFER_TLS") or "off") == "off" else "https"
+    return f"{scheme}://127.0.0.1:{environ.get('NINFER_PORT') or 8080}"
 
 
 def check(url: str, seconds: float = SECONDS) -> str | None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -66,6 +67,49 @@ def load_profile(model: str, name: str, *, explicit: bool, path: Path = DEFAULT_
             raise ConfigurationError(f"--profile {name}: {model} has no such profile; it has {known}")
         return Profile(name="", values={})
     return _profile(f"profiles {path}: {model}.{name}", name, rows[name])
+
+
+def launch_profile(resolved: Resolved, variables: Mapping[str, str], path: Path = DEFAULT_PROFILES) -> Profile:
+    """The profile that the options name, or its row for `NINFER_SPEC`, adjusted by the launch variables.
+
+    Raises:
+        ConfigurationError: no such row, or the file is malformed, or a variable contradicts the row.
+    """
+    model, name = resolved.options.model, resolved.options.profile
+    found = load_profile(model, name, explicit=resolved.explicit("profile"), path=path)
+    spec = variables.get("NINFER_SPEC")
+    if spec is not None and found.extras.speculation.backend != spec:
+        found = _row_for(model, found, spec, path)
+    speculation = found.extras.speculation
+    drafts = variables.get("NINFER_DRAFT_TOKENS")
+    if drafts is not None and speculation.backend == "none":
+        raise ConfigurationError(
+            f"NINFER_DRAFT_TOKENS {drafts}: {model} with profile {name} drafts nothing; leave it out"
+        )
+    vision = variables.get("NINFER_VISION")
+    host = variables.get("NINFER_HOST_CONTEXT_MIB")
+    extras = dataclasses.replace(
+        found.extras,
+        speculation=speculation if drafts is None else dataclasses.replace(speculation, drafts=int(drafts)),
+        vision=found.extras.vision if vision is None else "overlay" if vision == "on" else "off",
+        host_context_mib=found.extras.host_context_mib if host is None else int(host),
+    )
+    return dataclasses.replace(found, extras=extras)
+
+
+def _row_for(model: str, profile: Profile, spec: str, path: Path) -> Profile:
+    """The sister row of `profile` with another kind of speculation: `tuned` and `tuned-mtp` are sisters."""
+    rows = tomllib.loads(path.read_text(encoding="utf-8")).get(model, {})
+    if spec in _specs(rows, profile.name):
+        return load_profile(model, f"{profile.name}-{spec}", explicit=True, path=path)
+    have = ", ".join(_specs(rows, profile.name)) or "none"
+    where = f"profile {profile.name} of {model}" if profile.name else model
+    raise ConfigurationError(f"NINFER_SPEC {spec}: {where} has no row with it; it has {have}")
+
+
+def _specs(rows: dict[str, Any], name: str) -> list[str]:
+    """Kinds of speculation of the row `name` and of its sisters."""
+    return [row.get("spec", "none") for key, row in rows.items() if key in (name, f"{name}-{row.get('spec', 'none')}")]
 
 
 def apply(resolved: Resolved, profile: Profile) -> Resolved:

@@ -4,16 +4,18 @@ import os
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from appliance import launch_variables
 from downloader.catalog import DEFAULT_CATALOG, Pin, find, read_catalog
 from downloader.errors import CatalogError
 from downloader.signature import POLICIES, Policy
 from engine.exits import ConfigurationError
 from engine.options import Options, Resolved, resolve, rows_of
 
+KEYS_FILE = "keys.json"
 SETTINGS_FILE = "settings.toml"
 DRAIN_SECONDS = 8.0  # for running requests to end when the box is stopped
 
@@ -33,6 +35,7 @@ class Settings:
     artifact: Path
     fetch: bool  # whether the catalog vouches for the artifact
     note: str  # what the catalog says a user must know
+    variables: Mapping[str, str] = field(default_factory=dict)  # launch variables: they adjust the profile
 
     @property
     def options(self) -> Options:
@@ -43,11 +46,20 @@ class Settings:
         return self.state / "state.json"
 
     @property
+    def key_store(self) -> Path:
+        return self.state / KEYS_FILE
+
+    @property
+    def tls_folder(self) -> Path:
+        return self.state / "tls"
+
+    @property
     def url(self) -> str:
         """The address to type on this machine."""
         host = self.options.host
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-        return f"http://{shown}:{self.options.port}"
+        scheme = "http" if self.options.tls == "off" else "https"
+        return f"{scheme}://{shown}:{self.options.port}"
 
     def make_folders(self) -> None:
         """Make home's folders, closed to others where a key or a certificate may lie.
@@ -76,24 +88,33 @@ def load_settings(flags: Mapping[str, str | None], environ: Mapping[str, str] = 
     # Home says where the file is, so it is looked up without the file first.
     home = resolve({"home": flags.get("home")}, _only(environ, "home")).options.home.absolute()
     file = home / SETTINGS_FILE
-    resolved = resolve(flags, environ, file if file.exists() else None)
+    variables = launch_variables.collect(environ)
+    resolved = resolve(flags, launch_variables.without_presets(environ), file if file.exists() else None)
+    resolved = launch_variables.keep_presets(resolved, flags, environ)
     if file.exists() and "home" in tomllib.loads(file.read_text(encoding="utf-8")):
         raise ConfigurationError(f"{file}: home cannot be set here; use --home or NINFER_HOME")
-    return from_resolved(resolved)
+    # A launcher names the model as a flag; then a path in NINFER_MODEL says where its artifact is.
+    named = environ.get("NINFER_MODEL", "")
+    if launch_variables.is_path(named) and not launch_variables.is_path(resolved.options.model):
+        variables["NINFER_MODEL"] = named
+    return from_resolved(resolved, variables)
 
 
-def from_resolved(resolved: Resolved) -> Settings:
-    """The paths that follow from resolved options.
+def from_resolved(resolved: Resolved, variables: Mapping[str, str] | None = None) -> Settings:
+    """The paths that follow from resolved options and launch variables.
 
     Raises:
         ConfigurationError: the model or profile is unknown, or the artifact named by a path is not there.
     """
-    resolved = _with_profile(resolved)
+    variables = {} if variables is None else variables
+    resolved = _with_profile(resolved, variables)
     options = resolved.options
     home = options.home.absolute()
     models = (options.model_dir or home / "models").absolute()
     catalog = (options.catalog or default_catalog()).absolute()
     artifact, name, pin = _artifact(options, models, catalog)
+    if "NINFER_MODEL" in variables:
+        artifact, pin = _existing("NINFER_MODEL", variables["NINFER_MODEL"]), None
     return Settings(
         resolved=resolved,
         home=home,
@@ -106,6 +127,7 @@ def from_resolved(resolved: Resolved) -> Settings:
         artifact=artifact,
         fetch=pin is not None,
         note=pin.note if pin is not None else "",
+        variables=variables,
     )
 
 
@@ -136,9 +158,9 @@ def values_as_text(resolved: Resolved) -> dict[str, str]:
     return {name: _as_text(value) for name, value in values.items() if value is not None}
 
 
-def from_text(values: Mapping[str, str], sources: Mapping[str, Any]) -> Settings:
-    """Settings from `values_as_text` and the sources that belong to it: what one process hands to another."""
-    return from_resolved(Resolved(resolve(values, {}).options, dict(sources)))
+def from_text(values: Mapping[str, str], sources: Mapping[str, Any], variables: Mapping[str, str]) -> Settings:
+    """Settings from `values_as_text` and what belongs to it: what one process hands to another."""
+    return from_resolved(Resolved(resolve(values, {}).options, dict(sources)), variables)
 
 
 def settings_lines(settings: Settings) -> list[str]:
@@ -149,15 +171,16 @@ def settings_lines(settings: Settings) -> list[str]:
     return [f"{flag:<{flag_width}}  {value:<{value_width}}  {source}" for flag, value, source in rows]
 
 
-def _with_profile(resolved: Resolved) -> Resolved:
+def _with_profile(resolved: Resolved, variables: Mapping[str, str]) -> Resolved:
     chosen = resolved.options
     path = etc_file("profiles.toml")
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    if chosen.model not in tables and chosen.profile == Options().profile:
+    adjusted = any(name in variables for name in launch_variables.ADJUSTING)
+    if chosen.model not in tables and chosen.profile == Options().profile and not adjusted:
         return resolved  # the plain defaults
-    from appliance.profiles import apply, load_profile  # noqa: PLC0415  (loads the planner: not for every start)
+    from appliance.profiles import apply, launch_profile  # noqa: PLC0415  (loads the planner: not for every start)
 
-    return apply(resolved, load_profile(chosen.model, chosen.profile, explicit=resolved.explicit("profile"), path=path))
+    return apply(resolved, launch_profile(resolved, variables, path))
 
 
 def _only(environ: Mapping[str, str], name: str) -> dict[str, str]:
@@ -167,10 +190,8 @@ def _only(environ: Mapping[str, str], name: str) -> dict[str, str]:
 
 def _artifact(options: Options, models: Path, catalog: Path) -> tuple[Path, str, Pin | None]:
     model = options.model
-    if "/" in model or model.endswith(".ninfer"):
-        path = Path(model).expanduser().absolute()
-        if not path.is_file():
-            raise ConfigurationError(f"--model {model}: no such file; a catalog name or the path of an artifact works")
+    if launch_variables.is_path(model):
+        path = _existing("--model", model)
         return path, path.stem, None
     try:
         # `fetch` prints what a policy of warn has to say; here only enforce matters.
@@ -178,6 +199,13 @@ def _artifact(options: Options, models: Path, catalog: Path) -> tuple[Path, str,
     except CatalogError as error:
         raise ConfigurationError(f"--model {model}: {error}") from error
     return pin.path or models / pin.file, pin.name, pin
+
+
+def _existing(origin: str, text: str) -> Path:
+    path = Path(text).expanduser().absolute()
+    if not path.is_file():
+        raise ConfigurationError(f"{origin} {text}: no such file; a catalog name or the path of an artifact works")
+    return path
 
 
 def _as_text(value: Any) -> str:

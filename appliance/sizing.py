@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -12,7 +12,7 @@ from appliance.machine import Card, Machine
 from appliance.model_facts import ModelFacts, facts
 from appliance.nvml import NvidiaMl
 from appliance.probe import LinuxHost, Senses, SystemClock, probe
-from appliance.profiles import apply, load_profile
+from appliance.profiles import apply, launch_profile
 from engine.exits import ConfigurationError, NoDeviceError
 from engine.log import get_logger
 from engine.options import Resolved
@@ -56,6 +56,11 @@ class Box(Protocol):
 
     @property
     def catalog(self) -> Path: ...
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Launch variables, which adjust the profile."""
+        ...
+
     @property
     def models(self) -> Path:
         """Folder of artifacts."""
@@ -109,8 +114,7 @@ def make_plan(
         NoPlanError: nothing that may be changed makes it fit.
     """
     model = facts(box.model, box.artifact, box.catalog)
-    chosen = box.resolved.options.profile
-    profile = load_profile(box.model, chosen, explicit=box.resolved.explicit("profile"))
+    profile = launch_profile(box.resolved, box.variables)
     resolved = apply(box.resolved, profile)
     options, extras = resolved.options, profile.extras
     device = choose_device(machine, options.device, model)
@@ -153,7 +157,9 @@ def make_plan(
     plan = make(request, constants or (TORCH if on_card else TORCH_CPU))
     missing = () if supported is None else unsupported(plan, supported)
     if missing:
-        raise ConfigurationError(f"{box.model} with profile {chosen}: {explain(missing)}")
+        raise ConfigurationError(
+            f"{box.model} with profile {profile.name or box.resolved.options.profile}: {explain(missing)}"
+        )
     for row in plan.rejected:
         log.info("rung_rejected", max_context=row.max_context, lanes=row.lanes, short_mib=-(-row.short // MIB))
     log.info(

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from appliance.access import certificate_file, running_config, shown_fingerprint
 from appliance.owner import running_owner
 from appliance.rpc import Supervisor, SupervisorGoneError
 from appliance.run_folder import RunFiles
@@ -20,6 +21,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     running: bool
     pid: int | None
     url: str
+    fingerprint: str | None  # of the certificate; None without TLS
     state: State | None
     programs: dict[str, str]
 
@@ -39,7 +41,16 @@ def look(settings: Settings) -> Status:
     except (OSError, msgspec.MsgspecError):
         state = None
     pid = None if owner is None else owner.pid
-    return Status(running=owner is not None, pid=pid, url=settings.url, state=state, programs=programs)
+    # What it was started with counts more than what this command was told.
+    url = state.url if owner is not None and state is not None and state.url else settings.url
+    certificate = certificate_file(settings)
+    if owner is not None:
+        config = running_config(RunFiles(Path(owner.run)))
+        certificate = None if config.tls_certificate is None else Path(config.tls_certificate)
+    return Status(
+        running=owner is not None, pid=pid, url=url, fingerprint=shown_fingerprint(certificate), state=state,
+        programs=programs,
+    )  # fmt: skip
 
 
 def lines(status: Status) -> list[str]:
@@ -49,6 +60,8 @@ def lines(status: Status) -> list[str]:
         last = "" if state is None else f"; the last one ended with status {state.exit_code}: {state.detail}"
         return [f"no box runs in this home{last if state is None or state.exit_code is not None else ''}"]
     found = [f"running (pid {status.pid}) at {status.url}"]
+    if status.fingerprint is not None:
+        found.append(f"certificate SHA-256 {status.fingerprint}")
     if state is not None:
         found.append(f"phase {state.phase}" + (f": {state.detail}" if state.detail else ""))
         if state.total:

@@ -10,13 +10,14 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from appliance import processes
+from appliance.access import check_access, shown_fingerprint, tls_files
 from appliance.controller_config import ControllerConfig
 from appliance.owner import Lock
 from appliance.policy import Policy
@@ -58,17 +59,23 @@ def run(settings: Settings, launch: Launch = Launch()) -> int:
             count = processes.end(processes.leftovers(folder), SWEEP_SECONDS)
             if count:
                 log.warning("leftovers_ended", count=count, run=str(folder))
+        check_access(settings)
+        tls = tls_files(settings)
         check_port(options.host, options.port)
         check_request_log(options.request_log_jsonl)
-        _write_files(settings, files, launch)
+        if tls is not None:
+            log.info("certificate", file=str(tls[0]), sha256=shown_fingerprint(tls[0]))
+        _write_files(settings, files, launch, tls)
         settings.state_file.unlink(missing_ok=True)  # what it says is of an earlier box
         processes.become_subreaper()
         with processes.Signals() as signals:
             started = start(files)
             try:
                 # The api is on its way by now; watching needs modules that would have delayed it.
+                from appliance import banner  # noqa: PLC0415
                 from appliance.box import Box, display  # noqa: PLC0415
 
+                print_banner(settings, banner.facts(settings))
                 return Box(settings, files, started, signals, display(sys.stdout)).run()
             finally:
                 os.close(started.output)
@@ -79,8 +86,11 @@ def run(settings: Settings, launch: Launch = Launch()) -> int:
         lock.release()
 
 
-def api_config(settings: Settings, files: RunFiles) -> dict[str, object]:
-    """The api's configuration file, by field name of its `ApiConfig`. Keys are in a file of their own."""
+def api_config(settings: Settings, files: RunFiles, tls: tuple[Path, Path] | None = None) -> dict[str, object]:
+    """The api's configuration file, by field name of its `ApiConfig`. Keys are in files of their own.
+
+    `tls` is the certificate and its key.
+    """
     options = settings.options
     generation = {name: getattr(options, name) for name, row in rows_of(Options) if row.section == "generation"}
     return {
@@ -90,6 +100,11 @@ def api_config(settings: Settings, files: RunFiles) -> dict[str, object]:
         "host": options.host,
         "port": options.port,
         "api_key_file": str(files.api_keys) if options.api_key is not None else None,
+        "key_store": str(settings.key_store),
+        "open_network": options.open_network,
+        "allowed_hosts": [options.host, *(options.allowed_hosts or "").replace(",", " ").split()],
+        "tls_certificate": None if tls is None else str(tls[0]),
+        "tls_key": None if tls is None else str(tls[1]),
         "model_id": settings.public_name,
         "chat_template": None if options.chat_template is None else str(options.chat_template),
         "max_request_mib": options.max_request_mib,
@@ -113,7 +128,7 @@ def api_config(settings: Settings, files: RunFiles) -> dict[str, object]:
     }
 
 
-def _write_files(settings: Settings, files: RunFiles, launch: Launch) -> None:
+def _write_files(settings: Settings, files: RunFiles, launch: Launch, tls: tuple[Path, Path] | None) -> None:
     template = etc_file("supervisord.conf").read_text(encoding="utf-8")
     config = ControllerConfig(
         # The controller has no use for the key.
@@ -121,12 +136,13 @@ def _write_files(settings: Settings, files: RunFiles, launch: Launch) -> None:
         sources=dict(settings.resolved.sources),
         run=str(files.folder),
         policy=launch.policy,
+        variables=dict(settings.variables),
     )
     key = secrets.token_hex(16)
     write_private(files.supervisor_key, key + "\n")
     write_private(files.supervisor_config, render(template, files, launch.programs(settings, files), key))
     files.controller_config.write_bytes(msgspec.json.encode(config))
-    files.api_config.write_bytes(msgspec.json.encode(api_config(settings, files)))
+    files.api_config.write_bytes(msgspec.json.encode(api_config(settings, files, tls)))
     if settings.options.api_key is not None:
         write_private(files.api_keys, settings.options.api_key + "\n")
 
@@ -168,6 +184,16 @@ def check_port(host: str, port: int) -> None:
                     f"port {port} is taken by {owner}; stop it or choose another with --port"
                 ) from error
             raise ConfigurationError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+
+
+def print_banner(settings: Settings, facts: Mapping[str, str]) -> None:
+    """Two columns for a person, one event for a machine."""
+    if settings.options.log_json:
+        log.info("launch", **{name.lower(): text for name, text in facts.items()})
+        return
+    width = max(map(len, facts))
+    sys.stdout.write("".join(f"{name:<{width}}  {text}\n" for name, text in facts.items()) + "\n")
+    sys.stdout.flush()
 
 
 def _print_settings(settings: Settings) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NoReturn
 
 from engine.exits import ConfigurationError
 from engine.log import LEVELS
+from engine.network import OPEN_NETWORK, REFUSE
 
 Source = Literal["flag", "environment", "file", "default"]
 Command = Literal["serve", "generate", "appliance"]
@@ -146,6 +147,26 @@ class Options:
     port: int = option("--port", _integer(1, 65535), 8080, "TCP port", section="network", commands=SERVERS)
     api_key: str | None = option(
         "--api-key", _text, None, "key that clients must send", section="network", commands=SERVERS, secret=True
+    )
+    open_network: str = option(
+        "--open-network", _choice(*OPEN_NETWORK), REFUSE,
+        "what to do when others can reach --host and no key is set", section="network", commands=SERVERS,
+    )  # fmt: skip
+    allowed_hosts: str | None = option(
+        "--allowed-hosts", _text, None,
+        "names under which clients may ask besides localhost, the machine's names and addresses, separated by spaces; "
+        "* for any", section="network", commands=SERVERS,
+    )  # fmt: skip
+    tls: str = option(
+        "--tls", _choice("off", "self-signed", "files"), "off",
+        "HTTPS with a certificate made by the box, or with your own", section="network", commands=SERVERS,
+    )  # fmt: skip
+    tls_certificate: Path | None = option(
+        "--tls-certificate", _path, None, "PEM certificate chain for --tls files; taken again when it changes",
+        section="network", commands=SERVERS,
+    )  # fmt: skip
+    tls_key: Path | None = option(
+        "--tls-key", _path, None, "PEM key of --tls-certificate, unencrypted", section="network", commands=SERVERS
     )
     cors: bool = option(
         "--cors", _switch, False, "let web pages of any origin call this server", section="network", commands=SERVERS

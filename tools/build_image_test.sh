@@ -89,7 +89,7 @@ start() { # name, then arguments of podman run
     shift
     say "start ($name)"
     engine run -d --name "$name" --no-healthcheck --network host --ulimit nofile=4096:4096 --ulimit nproc=4096:4096 \
-        --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges -e "NINFER_PORT=$port" "$@" "$image" \
+        --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges -e "NINFER_PORT=$port" -e NINFER_OPEN_NETWORK=without-a-key "$@" "$image" \
         >/dev/null
     local tries
     for tries in $(seq 240); do

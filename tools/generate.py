@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from appliance.launch_variables import ADJUSTING, NUMBERS, OFF_ALONE, PRESETS, WORDS
+from appliance.launch_variables import REFUSED as REFUSED_VARIABLES
 from engine.options import REFUSED, Option, Options, Value, rows_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,6 +87,20 @@ def options_page() -> str:
         lines += [_table_row(row) for _, row in rows_of(Options) if row.section == section]
     lines += [
         "",
+        "## Launch variables",
+        "",
+        "Variables of the seed's `run.sh` that adjust a launch profile of `etc/profiles.toml`. They have no flag.",
+        "",
+        "| variable | values | what it does |",
+        "|---|---|---|",
+        *(f"| `{name}` | {_launch_values(name)} | {text} |" for name, text in ADJUSTING.items()),
+        *(f"| `{name}` | default | leaves the model's preset in place of the profile's value |" for name in PRESETS),
+        *(f"| `{name}` | off | on is refused |" for name in OFF_ALONE),
+        "",
+        "Refused:",
+        "",
+        *(f"- `{name}` {reason}" for name, reason in REFUSED_VARIABLES.items()),
+        "",
         "## Refused",
         "",
         "These flags of the seed project stop the start with the sentence beside them.",
@@ -94,6 +110,13 @@ def options_page() -> str:
         *(f"| `{flag}` | {reason} |" for flag, reason in REFUSED.items()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _launch_values(name: str) -> str:
+    if name in WORDS:
+        return ", ".join(WORDS[name])
+    least, most = NUMBERS[name]
+    return f"integer from {least} to {most}"
 
 
 def _table_row(row: Option) -> str:

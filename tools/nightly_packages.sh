@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the nightly packaging tests need beyond Python, on Debian. Without it those tests skip and say which is missing.
+# What the nightly tests need beyond Python, on Debian. Without it those tests skip and say which is missing.
 set -euo pipefail
 apt-get update
 exec apt-get install -y --no-install-recommends \

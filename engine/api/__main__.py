@@ -4,10 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from engine.api.config import read_config
+from engine.api.config import read_config, read_keys
 from engine.api.listen import listen
 from engine.exits import ExitCode, NInferError
 from engine.log import configure
+from engine.network import check_exposure
 
 
 def main() -> int:
@@ -18,6 +19,8 @@ def main() -> int:
     try:
         config = read_config(arguments.config)
         configure("api", config.log_level, json=config.log_json)
+        stored = config.key_store is not None and Path(config.key_store).exists()
+        check_exposure(config.host, config.open_network, key=stored or bool(read_keys(config)))
         listener = listen(config.host, config.port)
         # Imported with the port already bound: a client that comes now waits a moment instead of being refused.
         from engine.api.server import run  # noqa: PLC0415

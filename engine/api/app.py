@@ -23,6 +23,7 @@ from engine.version import version
 log = get_logger(__name__)
 
 RETRY_KEYS = 10  # seconds
+ADMIN = frozenset({"/metrics", "/v1/load"})  # these tell of other people's requests
 
 # Spec/serving.md §3. No credentials: a page sends its key in a header.
 CORS = {
@@ -40,7 +41,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def create_app(service: Service) -> web.Application:
     """The application around `service`, whose `run` the caller keeps going."""
     # Bodies are bounded by read_body, which also bounds what they decompress to.
-    app = web.Application(middlewares=[_shape, _ready, _authorised], client_max_size=0)
+    app = web.Application(middlewares=[_shape, _named, _ready, _authorised], client_max_size=0)
     app[SERVICE] = service
     app.on_response_prepare.append(_identify)
     app.router.add_head("/", root)
@@ -124,6 +125,22 @@ def _from_http(error: web.HTTPException, request: web.Request) -> ApiError:
 
 
 @web.middleware
+async def _named(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """403 for a request that a page elsewhere may have made through DNS rebinding; see `engine.api.hosts`."""
+    hosts = request.app[SERVICE].hosts
+    for name in request.headers.getall("Host", ()):
+        if not hosts.allows(name):
+            log.warning("host_refused", host=name[:200], peer=request.remote)
+            raise ApiError(
+                403,
+                f"this server is not called {name[:100]!r}; use its address or name, or allow the name with "
+                "--allowed-hosts (NINFER_ALLOWED_HOSTS)",
+                code="host_not_allowed",
+            )
+    return await handler(request)
+
+
+@web.middleware
 async def _ready(request: web.Request, handler: Handler) -> web.StreamResponse:
     """503 with the boot phase, on every route and method, until requests are served (spec/serving.md §1)."""
     service = request.app[SERVICE]
@@ -161,8 +178,17 @@ async def _authorised(request: web.Request, handler: Handler) -> web.StreamRespo
         raise ApiError(
             401, "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY", code="invalid_api_key"
         )
-    request["cache_salt"] = decision.cache_salt
-    return await handler(request)
+    if decision.role != "admin" and request.path in ADMIN:
+        log.warning("role_refused", key=decision.name, path=request.path)
+        raise ApiError(
+            403, f"the key {decision.name!r} has the role {decision.role!r}; {request.path} needs an admin's",
+            code="admin_key_needed",
+        )  # fmt: skip
+    request["cache_salt"], request["key"] = decision.cache_salt, decision.name
+    if decision.name is None:
+        return await handler(request)
+    with structlog.contextvars.bound_contextvars(key=decision.name):
+        return await handler(request)
 
 
 def _needs_key(request: web.Request) -> bool:

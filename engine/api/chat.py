@@ -54,8 +54,10 @@ def ask_of(chat: ChatRequest, tools: Toolset = NO_TOOLS) -> Ask:
         reasoning_effort=chat.reasoning_effort,
         preserve_thinking=chat.preserve_thinking,
         template_kwargs=chat.chat_template_kwargs or {},
-        tools=tools,
         thinking_budget=chat.thinking_budget,
+        tools=tools,
+        tool_constraints=chat.tool_constraints,
+        form=chat.form,
     )
 
 
@@ -82,6 +84,9 @@ class Answer:
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.running.id, "object": kind, "created": self.created, "model": self.running.model}
 
+    def _observed(self) -> dict[str, Any]:
+        return {} if self.account.constraint is None else {"constraint": self.account.constraint}
+
     async def whole(self) -> dict[str, Any]:
         """The complete answer (§7.2)."""
         async with aclosing(self.running.events()) as events:
@@ -101,6 +106,7 @@ class Answer:
             "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish}],
             "usage": self.account.usage(),
             "timings": self.account.timings(),
+            **self._observed(),
         }
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
@@ -132,11 +138,11 @@ class Answer:
                     await stream.send(chunk)
         last = self._chunk({}, finish_reason(self.account.finish, calls=bool(kinds)))
         if not self._with_usage:
-            last["timings"] = self.account.timings()
+            last |= {"timings": self.account.timings(), **self._observed()}
         await stream.send(last)
         if self._with_usage:
             totals = {"choices": [], "usage": self.account.usage(), "timings": self.account.timings()}
-            await stream.send(self._head("chat.completion.chunk") | totals)
+            await stream.send(self._head("chat.completion.chunk") | totals | self._observed())
         await stream.done()
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from engine.exits import ConfigurationError
+from engine.network import REFUSE
 from engine.options import Options
 
 
@@ -41,7 +42,8 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Everything `python -m engine.api` needs. Times are in seconds unless the name says otherwise.
 
     Keys never travel in arguments: `api_key_file` holds one key a line; without it, `NINFER_API_KEY` in the environment
-    is the key, and without that the server is open.
+    is the key, and without that the server is open. `key_store` is a file of named keys (`engine.key_store`) that may
+    come and change later. TLS is on when both of its files are given.
     """
 
     artifact: str
@@ -50,6 +52,11 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     host: str = "127.0.0.1"
     port: int = 8080
     api_key_file: str | None = None
+    key_store: str | None = None
+    open_network: str = REFUSE
+    allowed_hosts: tuple[str, ...] = ()
+    tls_certificate: str | None = None
+    tls_key: str | None = None
     model_id: str | None = None
     chat_template: str | None = None
     max_request_mib: int = 384
@@ -81,8 +88,13 @@ def from_options(
     socket: Path,
     state_file: Path | None = None,
     api_key_file: Path | None = None,
+    key_store: Path | None = None,
+    tls: tuple[Path, Path] | None = None,
 ) -> ApiConfig:
-    """The configuration that these options ask for. The key in `options` is not copied; see `write_keys`."""
+    """The configuration that these options ask for. The key in `options` is not copied; see `write_keys`.
+
+    `tls` is the certificate and its key.
+    """
     names = GenerationDefaults.__struct_fields__
     return ApiConfig(
         artifact=str(artifact),
@@ -91,6 +103,11 @@ def from_options(
         host=options.host,
         port=options.port,
         api_key_file=None if api_key_file is None else str(api_key_file),
+        key_store=None if key_store is None else str(key_store),
+        open_network=options.open_network,
+        allowed_hosts=allowed_hosts(options),
+        tls_certificate=None if tls is None else str(tls[0]),
+        tls_key=None if tls is None else str(tls[1]),
         model_id=options.model_id,
         chat_template=None if options.chat_template is None else str(options.chat_template),
         max_request_mib=options.max_request_mib,
@@ -111,6 +128,11 @@ def from_options(
         log_level=options.log_level,
         log_json=options.log_json,
     )
+
+
+def allowed_hosts(options: Options) -> tuple[str, ...]:
+    """The names of `--allowed-hosts`, and of `--host` if that is a name; numbers are always allowed."""
+    return (options.host, *(options.allowed_hosts or "").replace(",", " ").split())
 
 
 def write_keys(path: Path, keys: list[str]) -> None:

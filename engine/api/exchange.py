@@ -30,6 +30,7 @@ class Exchange:
         number: counts the requests of this process.
         model: the label that the request sent.
         id: the id of the answer, such as `msg_…`.
+        key: the name of the key that asked; None for an open server.
         outcome: how it ends if nothing else happens.
     """
 
@@ -42,6 +43,7 @@ class Exchange:
     model: str
     stream: bool
     cache_salt: bytes = b""
+    key: str | None = None
     ask: Ask | None = None
     prepared: Prepared | None = None
     outcome: Outcome = "failed"
@@ -61,7 +63,9 @@ class Exchange:
             return prepare(self.ask, model, limits, service.config.generation)
 
         try:
-            self.prepared = await in_time(service, self.account.arrived, work)
+            prepared = await in_time(service, self.account.arrived, work)
+            await service.compiled(model, prepared.constraint)
+            self.prepared = prepared
         except ApiError:
             self.outcome = "rejected"
             raise
@@ -124,7 +128,7 @@ async def exchange(
         account = Account(arrived=arrived, on_first_token=service.metrics.first_token)
         running = Exchange(
             service, account, service.next_request(), protocol, request["identity"][1], id, model, stream,
-            cache_salt=request.get("cache_salt", b""),
+            cache_salt=request.get("cache_salt", b""), key=request.get("key"),
         )  # fmt: skip
         try:
             yield running
@@ -147,7 +151,7 @@ def _close(running: Exchange) -> None:
     service, account = running.service, running.account
     account.ended = time.monotonic()
     duration = account.ended - account.arrived
-    service.metrics.ended(running.outcome, account, duration)
+    service.metrics.ended(running.outcome, account, duration, running.key)
     service.totals.ended(account)
     service.totals.remember(account, running.protocol, running.outcome)
     service.records.ended(running)

@@ -10,7 +10,6 @@ LARGEST_COUNT = 2**31 - 1
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
-NO_CONSTRAINTS = "this version writes free text only; leave the field out and ask for the form in the prompt"
 NO_LOGPROBS = "log-probabilities are not returned; leave the field out"
 
 

@@ -3,14 +3,16 @@
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from engine.api.config import GenerationDefaults
+from engine.api.constraints import Form, constraint_of, lane_error, observation
 from engine.api.engine_link import EngineLink, EngineLostError
 from engine.api.errors import ApiError, context_length, internal, invalid, queue_timeout, unavailable
 from engine.api.model import ServedModel
 from engine.api.sampling import SamplingFields, resolve_sampling
 from engine.api.tools import NO_TOOLS, Toolset
+from engine.constraint.constraint import Constraint
 from engine.log import get_logger
 from engine.protocol import (
     Finish,
@@ -48,8 +50,10 @@ class Ask:
     reasoning_effort: str | None = None
     preserve_thinking: bool | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
-    tools: Toolset = NO_TOOLS
     thinking_budget: int | None = None
+    tools: Toolset = NO_TOOLS
+    tool_constraints: Literal["basic", "auto"] | None = None
+    form: Form | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +69,9 @@ class Prepared:
     context_bound: bool  # max_tokens is what the context leaves, and nothing asked for less or as much
     stops: tuple[str, ...]
     stop_ids: tuple[int, ...]
-    tools: Toolset = NO_TOOLS
     thought: Thinking | None = None
+    tools: Toolset = NO_TOOLS
+    constraint: Constraint | None = None
 
 
 def render(ask: Ask, model: ServedModel, defaults: GenerationDefaults) -> Prompt:
@@ -95,8 +100,11 @@ def prepare(ask: Ask, model: ServedModel, limits: Limits, defaults: GenerationDe
     """Render, tokenise and bound one request. Slow for large prompts; runs in a worker thread.
 
     Raises:
-        ApiError: the prompt cannot be made or does not fit.
+        ApiError: the prompt cannot be made or does not fit, or the form of the answer cannot be enforced.
     """
+    constraint = constraint_of(
+        ask.form, ask.tools, tool_constraints=ask.tool_constraints, stops=bool(ask.stops), ignore_eos=ask.ignore_eos
+    )
     prompt = render(ask, model, defaults)
     tokens = len(prompt.token_ids)
     if tokens > limits.max_context:
@@ -114,17 +122,21 @@ def prepare(ask: Ask, model: ServedModel, limits: Limits, defaults: GenerationDe
         context_bound=asked is None or left < asked,
         stops=ask.stops,
         stop_ids=() if ask.ignore_eos else tuple(model.frontend.stop_ids),
+        thought=_thought(ask, model, defaults, constraint) if prompt.thinking else None,
         tools=ask.tools,
-        thought=_thought(ask, model, defaults) if prompt.thinking else None,
+        constraint=constraint,
     )
 
 
-def _thought(ask: Ask, model: ServedModel, defaults: GenerationDefaults) -> Thinking | None:
-    """What bounds the thought that the prompt has opened."""
+def _thought(
+    ask: Ask, model: ServedModel, defaults: GenerationDefaults, constraint: Constraint | None
+) -> Thinking | None:
+    """What the engine must know of the thought that the prompt has opened: its budget, and that it has an end."""
     budget = defaults.default_thinking_budget if ask.thinking_budget is None else ask.thinking_budget
     if budget is None:
-        return None
-    return Thinking(close=THINK_CLOSE.encode(), budget=budget, wrap_up=pack_ids(model.frontend.wrap_up()))
+        return None if constraint is None else Thinking(close=THINK_CLOSE.encode())
+    wrap_up = model.frontend.wrap_up(after=constraint is None or not constraint.exact)
+    return Thinking(close=THINK_CLOSE.encode(), budget=budget, wrap_up=pack_ids(wrap_up))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +238,7 @@ class Account:
     parsed: Parsed | None = None  # how calls were read, once the answer is complete
     calls: int = 0
     engine: Timings | None = None
+    constraint: dict[str, Any] | None = None  # the observation, of a constrained answer that is complete
 
     @property
     def generated(self) -> int:
@@ -307,7 +320,9 @@ async def generate(
     left = account.arrived + pending_timeout_ms / 1000 - time.monotonic()
     if left <= 0:
         raise queue_timeout(pending_timeout_ms)
-    output = prepared.model.frontend.output(prepared.thinking, prepared.stops)
+    constraint = prepared.constraint
+    exact = constraint is not None and constraint.exact
+    output = prepared.model.frontend.output(prepared.thinking, prepared.stops, exact=exact)
     calls = prepared.tools.reader()
     try:
         stream = link.submit(lambda request: _submit(request, prepared, left, cache_salt))
@@ -342,6 +357,13 @@ async def generate(
                         made = [*made, *calls.finish(ended=account.ended_itself)]
                         account.parsed = calls.result
                 account.calls += sum(isinstance(one, CallEnd) for one in made)
+                if answer.constraint is not None:
+                    account.constraint = observation(
+                        answer.constraint,
+                        account.finish,
+                        content=account.generated > account.reasoning_tokens + account.ended_itself,
+                        calls=account.calls > 0,
+                    )
                 for one in made:
                     yield TextDelta(one.channel == "reasoning", one.text) if isinstance(one, Delta) else one
                     spoke = time.monotonic()
@@ -351,6 +373,7 @@ async def generate(
 
 def _submit(request: int, prepared: Prepared, deadline: float, cache_salt: bytes) -> Submit:
     # The engine matches bytes and knows no channels. A thinking answer is searched channel by channel, by `output`.
+    constraint = prepared.constraint
     stops = () if prepared.thinking else tuple(stop.encode() for stop in prepared.stops)
     return Submit(
         id=request,
@@ -360,6 +383,7 @@ def _submit(request: int, prepared: Prepared, deadline: float, cache_salt: bytes
         stop_ids=prepared.stop_ids,
         stop_strings=stops,
         thinking=prepared.thought,
+        constraint=None if constraint is None else constraint.source(after_thought=prepared.thinking),
         deadline_seconds=deadline,
         cache_salt=cache_salt,
     )
@@ -381,6 +405,9 @@ def _note_tokens(account: Account, lane: LaneTokens) -> list[int]:
             if account.on_first_token is not None:
                 account.on_first_token(account.first_token - account.arrived)
         account.token_ids += ids
+    if lane.finish == "error" and lane.error_code:
+        log.warning("constraint_failed", code=lane.error_code, reason=lane.error)
+        raise lane_error(lane.error_code, lane.error)
     if lane.finish == "error":
         log.error("generation_failed", reason=lane.error)
         raise internal()

@@ -157,7 +157,7 @@ class Answer:
         for made in self.blocks.finish():
             yield made
         end = self._end()
-        yield {"type": "message_delta", "delta": {name: end[name] for name in _STOPS}, "usage": end["usage"]}
+        yield {"type": "message_delta", "delta": {name: end.pop(name) for name in _STOPS}} | end
         yield {"type": "message_stop"}
 
     def _start(self) -> dict[str, Any]:
@@ -182,6 +182,7 @@ class Answer:
             "stop_reason": reason,
             "stop_sequence": account.stop if reason == "stop_sequence" else None,
             "usage": usage(account, output=account.generated),
+            **({} if account.constraint is None else {"constraint": account.constraint}),
         }
 
 

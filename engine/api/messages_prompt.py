@@ -4,6 +4,7 @@ Claude Code puts a line that changes with every request at the head of its syste
 prompt that differs from its first token on is never found in a cache (spec/cases.md A6).
 """
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -70,7 +71,15 @@ def ask_of(request: MessagesRequest) -> Ask:
         )
     _refuse_what_is_missing(request)
     sampling = AskedSampling(temperature=request.temperature, top_p=request.top_p, top_k=request.top_k)
-    return _ask(request, sampling, output_limit=request.max_tokens, stops=tuple(request.stop_sequences or ()))
+    ask = _ask(request, sampling, output_limit=request.max_tokens, stops=tuple(request.stop_sequences or ()))
+    form = request.form
+    if form is not None and ask.continue_final_message:
+        raise invalid(
+            f"{form.field}: an answer that the request has begun cannot be held to a form; end with a user message",
+            code="parameter_not_supported",
+            param=form.field,
+        )
+    return dataclasses.replace(ask, form=form, tool_constraints=request.tool_constraints)
 
 
 def count_ask_of(request: PromptRequest) -> Ask:
@@ -85,12 +94,6 @@ def _refuse_what_is_missing(request: MessagesRequest) -> None:
             "thinking.display: thoughts are always shown; send summarized or leave it out",
             code="thinking_display_not_supported",
             param="thinking.display",
-        )
-    if request.output_config is not None and request.output_config.format is not None:
-        raise invalid(
-            "output_config.format: this version writes free text only; leave it out and ask for the form in the prompt",
-            code="constrained_decoding_not_supported",
-            param="output_config.format",
         )
 
 
@@ -153,7 +156,7 @@ def _tools(request: PromptRequest) -> Toolset:
         )
         for one in declared
     ]
-    return toolset(tools, _choice(request.tool_choice), longest=LONGEST_NAME)
+    return toolset(tools, _choice(request.tool_choice), longest=LONGEST_NAME, schema_field="input_schema")
 
 
 def _choice(choice: ToolChoiceField | None) -> ToolChoice:

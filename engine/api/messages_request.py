@@ -19,7 +19,9 @@ from pydantic import (
     model_validator,
 )
 
-from engine.api.fields import LARGEST_COUNT, NO_CONSTRAINTS, Effort, never, only, real, refuse, whole
+from engine.api.constraints import Form
+from engine.api.fields import LARGEST_COUNT, Effort, never, only, real, refuse, whole
+from engine.api.forms import FlatFormat, StructuredOutputs, only_form
 from engine.api.schemas import LONGEST_STOP
 
 LONGEST_NAME = 128
@@ -259,7 +261,7 @@ class OutputConfig(BaseModel):
     """How much to think, and in what form to answer."""
 
     effort: Effort | None = None
-    format: dict[str, Any] | None = None
+    format: FlatFormat | None = None
 
 
 def _stops(value: list[str]) -> list[str]:
@@ -312,11 +314,13 @@ class MessagesRequest(PromptRequest):
         ]
         | None
     ) = None  # fmt: skip
-    structured_outputs: Annotated[
-        Any,
-        never(
-            "constrained_decoding_not_supported",
-            NO_CONSTRAINTS,
-        ),
-    ] = None
+    structured_outputs: StructuredOutputs | None = None
     tool_constraints: Literal["basic", "auto"] | None = None
+
+    @property
+    def form(self) -> Form | None:
+        """The form that the answer must have. Raises ApiError: two are asked for."""
+        asked = None
+        if self.output_config is not None and self.output_config.format is not None:
+            asked = self.output_config.format.form("output_config.format")
+        return only_form(asked, self.structured_outputs)

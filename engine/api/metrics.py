@@ -29,6 +29,7 @@ class Metrics:
         self._link = link
         self._tokens()
         self._requests()
+        self._constraints()
         self._gauges(ready)
 
     def _counter(self, name: str, text: str) -> Counter:
@@ -57,6 +58,12 @@ class Metrics:
         )
         for outcome in OUTCOMES:
             self._outcomes.labels(outcome)
+        # One series a name, never a key; names are few and given by the owner of the box.
+        self._by_key = Counter("ninfer_key_requests", "Requests by name of the key.", ["key"], registry=self.registry)
+        self._tokens_by_key = Counter(
+            "ninfer_key_tokens", "Prompt and generated tokens by name of the key.", ["key", "kind"],
+            registry=self.registry,
+        )  # fmt: skip
         self._failures = self._counter("ninfer_response_failures", "Answers that ended in a server error.")
 
         def histogram(name: str, text: str) -> Histogram:
@@ -65,6 +72,27 @@ class Metrics:
         self._first = histogram("ninfer_time_to_first_token_seconds", "From arrival to the first token.")
         self._duration = histogram("ninfer_request_duration_seconds", "From arrival to the end of the answer.")
         self._queue = histogram("ninfer_request_queue_seconds", "Wait for a lane.")
+
+    def _constraints(self) -> None:
+        def labelled(name: str, text: str, label: str, values: tuple[str, ...]) -> Counter:
+            made = Counter(f"ninfer_constraint_{name}", text, [label], registry=self.registry)
+            for value in values:
+                made.labels(value)
+            return made
+
+        self._constrained = labelled(
+            "requests", "Answers under a constraint, by how they ended.", "outcome",
+            ("terminated", "complete_interrupted", "incomplete_interrupted"),
+        )  # fmt: skip
+        self._constraint_cache = labelled(
+            "cache", "Grammars, by where they came from.", "result", ("hit", "built", "waited")
+        )
+        self._constraint_seconds = {
+            part: self._counter(f"ninfer_constraint_{part}_seconds", f"Seconds of {text}.")
+            for part, text in (("prepare", "compiling"), ("mask", "masks"), ("matcher", "following answers"))
+        }
+        self._mask_positions = self._counter("ninfer_constraint_mask_positions", "Tokens sampled under a mask.")
+        self._mask_bytes = self._counter("ninfer_constraint_mask_upload_bytes", "Bytes of masks given to sampling.")
 
     def _gauges(self, ready: Callable[[], bool]) -> None:
         link = self._link
@@ -100,12 +128,17 @@ class Metrics:
         """Seconds from arrival to the first token of a request."""
         self._first.observe(seconds)
 
-    def ended(self, outcome: Outcome, account: Account, duration: float) -> None:
-        """Count one request that got as far as its preparation. `duration` is in seconds."""
+    def ended(self, outcome: Outcome, account: Account, duration: float, key: str | None = None) -> None:
+        """Count one request that got as far as its preparation. `duration` is in seconds, `key` a name."""
+        if key is not None:
+            self._by_key.labels(key).inc()
+            self._tokens_by_key.labels(key, "prompt").inc(account.prompt_tokens)
+            self._tokens_by_key.labels(key, "generated").inc(account.generated)
         self._outcomes.labels(outcome).inc()
         self._duration.observe(duration)
         if outcome == "failed":
             self._failures.inc()
+        self._count_constraint(account)
         if account.first_token is None:
             return
         self._prompt.inc(account.prompt_tokens)
@@ -123,6 +156,19 @@ class Metrics:
         self._llama_prompt_seconds.inc(timings.prefill)
         self._llama_predicted_seconds.inc(timings.decode)
         self._decode_seconds.inc(timings.decode)
+
+    def _count_constraint(self, account: Account) -> None:
+        observed = account.constraint
+        if observed is None:
+            return
+        whole = "complete_interrupted" if observed["complete"] else "incomplete_interrupted"
+        self._constrained.labels("terminated" if observed["terminated"] else whole).inc()
+        if observed["cache"] is not None:
+            self._constraint_cache.labels(observed["cache"]).inc()
+        for part, counter in self._constraint_seconds.items():
+            counter.inc(observed["timings_seconds"][part])
+        self._mask_positions.inc(observed["mask_positions"])
+        self._mask_bytes.inc(observed["mask_upload_bytes"])
 
     def render(self) -> bytes:
         """Prometheus text format 0.0.4."""

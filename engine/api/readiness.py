@@ -27,6 +27,7 @@ class Readiness:
         self._link, self._loader, self._state_file = link, loader, state_file
         self._state: State | None = None
         self.draining = False
+        self.open = False  # set once the start is on record; until then nobody is told that we are ready
 
     @property
     def state(self) -> State | None:
@@ -36,7 +37,7 @@ class Readiness:
     @property
     def model(self) -> ServedModel | None:
         """The model to serve, when ready."""
-        return self._loader.current if self.status().phase == "ready" else None
+        return self._loader.current if self._found().phase == "ready" else None
 
     @property
     def limits(self) -> Limits | None:
@@ -44,9 +45,14 @@ class Readiness:
         return self._link.limits
 
     def status(self) -> Boot:
-        """The phase with its progress."""
+        """The phase with its progress, as clients are told."""
         if self.draining:
             return Boot(phase="draining", detail="the server is shutting down")
+        found = self._found()
+        return Boot(phase="prove", detail="opening the door") if found.phase == "ready" and not self.open else found
+
+    def _found(self) -> Boot:
+        """What engine, controller and tokenizer say."""
         state, boot = self._state, self._link.boot
         if self._state_file is not None:
             if state is None:

@@ -86,6 +86,7 @@ def server_start(
             "port": config.port,
             "public_model_id": name,
             "api_key_configured": keys,
+            "tls": config.tls_certificate is not None,
             "cors_enabled": config.cors,
             "max_request_bytes": config.max_request_mib * 1024 * 1024,
             "media_cache_bytes": 0,
@@ -181,6 +182,7 @@ def request(exchange: "Exchange") -> dict[str, Any]:
         "protocol": exchange.protocol,
         "model": exchange.model,
         "stream": exchange.stream,
+        "api_key": exchange.key,  # its name
     }
     ask, prepared = exchange.ask, exchange.prepared
     if ask is None:
@@ -246,7 +248,7 @@ def _done(exchange: "Exchange", prepared: Prepared) -> dict[str, Any]:
         "timings_seconds": _timings(account),
         "vision_overlay": None,
         "engine_timing": None if engine is None else msgspec.to_builtins(engine),
-        "constraint": None,
+        "constraint": account.constraint,
         "first_output_timing": None,
         "speculative": {
             "backend": "none",

@@ -23,9 +23,9 @@ from pydantic import (
 )
 
 from engine.api.chat_tools import DeclaredTool, declare
+from engine.api.constraints import Form
 from engine.api.fields import (
     LARGEST_COUNT,
-    NO_CONSTRAINTS,
     NO_LOGPROBS,
     Effort,
     never,
@@ -35,11 +35,13 @@ from engine.api.fields import (
     refuse,
     whole,
 )
+from engine.api.forms import ResponseFormat, StructuredOutputs, only_form
 from engine.api.tool_choice import SCHEMA, Choice, read_choice
 from engine.api.tools import Toolset, assistant_turn, historic_call, paired, result_turn
 
 LARGEST_BUDGET = 2**32 - 1
 LONGEST_STOP = 1024
+_OTHER_SPELLING = "use response_format, or structured_outputs with grammar, choice or regex"
 
 
 def _empty(value: Any) -> bool:
@@ -196,17 +198,11 @@ class StreamOptions(BaseModel):
     include_obfuscation: StrictBool | None = None
 
 
-class ResponseFormat(BaseModel):
-    """Only plain text is written."""
-
-    type: Annotated[StrictStr, only(one_of("text"), "constrained_decoding_not_supported", NO_CONSTRAINTS)]
-
-
 def _stops(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-_Refused = Annotated[Any, never("constrained_decoding_not_supported", NO_CONSTRAINTS)]
+_Refused = Annotated[Any, never("constrained_decoding_not_supported", _OTHER_SPELLING)]
 
 
 class ChatRequest(BaseModel):
@@ -257,6 +253,10 @@ class ChatRequest(BaseModel):
     parallel_tool_calls: StrictBool | None = None
     tool_constraints: Literal["basic", "auto"] | None = None
 
+    # The form of the answer
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
     # What this version lacks
     n: Annotated[
         Annotated[int, whole(1, LARGEST_COUNT)] | None,
@@ -271,8 +271,6 @@ class ChatRequest(BaseModel):
     ] = None  # fmt: skip
     functions: Annotated[list[Any] | None, only(_empty, "legacy_tools_not_supported", _NO_LEGACY)] = None
     function_call: Annotated[Any, only(one_of("none", "auto"), "legacy_tools_not_supported", _NO_LEGACY)] = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: _Refused = None
     grammar: _Refused = None
     json_schema: _Refused = None
     guided_json: _Refused = None
@@ -313,6 +311,12 @@ class ChatRequest(BaseModel):
     def output_limit(self) -> int | None:
         """The longest answer that the request states."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def form(self) -> Form | None:
+        """The form that the answer must have. Raises ApiError: two are asked for."""
+        asked = None if self.response_format is None else self.response_format.form("response_format")
+        return only_form(asked, self.structured_outputs)
 
     @property
     def toolset(self) -> Toolset:

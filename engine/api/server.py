@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from aiohttp import web
 
@@ -16,6 +17,7 @@ from engine.api.listen import BACKLOG
 from engine.api.model import Load, load_model
 from engine.api.service import Service
 from engine.log import get_logger
+from engine.tls import HANDSHAKE_SECONDS, fingerprint
 from engine.version import version
 
 log = get_logger(__name__)
@@ -39,12 +41,18 @@ async def serve(service: Service, listener: socket.socket, stop: asyncio.Event) 
         shutdown_timeout=FLUSH,
     )
     await runner.setup()
+    certificate = service.certificate
     server = await asyncio.get_running_loop().create_server(
-        _capped(runner, config.max_connections), sock=listener, backlog=BACKLOG
+        _capped(runner, config.max_connections),
+        sock=listener,
+        backlog=BACKLOG,
+        ssl=None if certificate is None else certificate.context,
+        ssl_handshake_timeout=None if certificate is None else HANDSHAKE_SECONDS,
     )
     work = asyncio.create_task(service.run())
     waiting = asyncio.create_task(stop.wait())
-    log.info("listening", host=config.host, port=listener.getsockname()[1], version=version())
+    shown = {} if config.tls_certificate is None else {"tls": fingerprint(Path(config.tls_certificate))}
+    log.info("listening", host=config.host, port=listener.getsockname()[1], version=version(), **shown)
     try:
         await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
@@ -63,6 +71,7 @@ async def serve(service: Service, listener: socket.socket, stop: asyncio.Event) 
             await work
         await runner.cleanup()
         service.records.log.close()
+        service.close_checker()
         service.pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -76,7 +85,7 @@ def run(config: ApiConfig, listener: socket.socket, load: Load = load_model) -> 
     """Serve until SIGTERM or SIGINT.
 
     Raises:
-        ConfigurationError: a key file cannot be read.
+        ConfigurationError: a key file or a TLS file cannot be read.
     """
 
     async def main() -> None:

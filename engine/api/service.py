@@ -13,8 +13,10 @@ from aiohttp import web
 
 from engine.api.auth import Keys
 from engine.api.config import ApiConfig, read_keys
+from engine.api.constraints import refusal
 from engine.api.engine_link import EngineLink
 from engine.api.errors import overloaded, unavailable
+from engine.api.hosts import Hosts
 from engine.api.metrics import Metrics
 from engine.api.model import Load, ModelLoader, ServedModel, load_model
 from engine.api.readiness import Readiness
@@ -23,8 +25,13 @@ from engine.api.reporter import Reporter
 from engine.api.request_log import RequestLog
 from engine.api.responses.store import ResponseStore
 from engine.api.totals import Totals
+from engine.constraint.checker import Checker
+from engine.constraint.constraint import Constraint
+from engine.constraint.errors import ConstraintError
+from engine.constraint.process import Vocabulary
 from engine.log import get_logger
 from engine.protocol import Limits, Statistics
+from engine.tls import Certificate
 
 log = get_logger(__name__)
 
@@ -65,7 +72,12 @@ class Service:
 
     def __init__(self, config: ApiConfig, load: Load = load_model) -> None:
         self.config = config
-        self.keys = Keys(read_keys(config))
+        store = None if config.key_store is None else Path(config.key_store)
+        self.keys = Keys(read_keys(config), store=store)
+        self.hosts = Hosts(config.allowed_hosts)
+        self.certificate: Certificate | None = None
+        if config.tls_certificate is not None and config.tls_key is not None:
+            self.certificate = Certificate(Path(config.tls_certificate), Path(config.tls_key))
         log_path = None if config.request_log_jsonl is None else Path(config.request_log_jsonl)
         self.records = Records(RequestLog(log_path, not_at=Path(config.artifact)))
         self.totals = Totals()
@@ -81,6 +93,7 @@ class Service:
         self.readiness = Readiness(self.link, self.loader, state_file)
         self.metrics = Metrics(self.link, lambda: self.readiness.model is not None)
         self.admission = Admission()
+        self._checker: tuple[ServedModel, Checker] | None = None
         self.responses = ResponseStore(config.response_store_max_records, config.response_store_max_mib * 2**20)
         self.ready = asyncio.Event()  # set once, when requests are first served
 
@@ -108,6 +121,32 @@ class Service:
         """Run `work` in one of the worker threads."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
+    async def compiled(self, model: ServedModel, constraint: Constraint | None) -> None:
+        """Return once the constraint is known to compile.
+
+        Raises:
+            ApiError: it does not.
+        """
+        if constraint is None:
+            return
+        if self._checker is None or self._checker[0] is not model:
+            self.close_checker()
+            frontend = model.frontend
+            vocabulary = Vocabulary(
+                tokens=list(frontend.vocabulary), special=list(frontend.special_ids), end=frontend.stop_ids[0]
+            )
+            self._checker = model, Checker(vocabulary)
+        try:
+            await self._checker[1].check(constraint)
+        except ConstraintError as error:
+            raise refusal(error, constraint.field) from error
+
+    def close_checker(self) -> None:
+        """End the processes that compile constraints."""
+        if self._checker is not None:
+            self._checker[1].close()
+            self._checker = None
+
     async def run(self) -> None:
         """Follow the engine, the state file and the artifact, until cancelled."""
         reporter = Reporter(self.totals, self.link, self.records.log)
@@ -116,6 +155,8 @@ class Service:
             group.create_task(self.loader.run())
             group.create_task(self.readiness.run())
             group.create_task(self._announce())
+            if self.certificate is not None:
+                group.create_task(self.certificate.follow())
             group.create_task(reporter.run(self.config.log_stats_interval_ms / 1000))
 
     async def _announce(self) -> None:
@@ -127,6 +168,7 @@ class Service:
         self.metrics.serving(self.public_id(model), limits, lambda: self.admission.active)
         self.records.serving(self.config, model, self.public_id(model), limits, keys=self.keys.configured)
         self.totals.ready = time.monotonic()
+        self.readiness.open = True
         self.ready.set()
         log.info("serving", model=self.public_id(model), max_context=limits.max_context, lanes=limits.lanes)
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.api.errors import invalid
+from engine.constraint.errors import ConstraintError
+from engine.constraint.tools import check_strict
 from engine.text import PromptError, tool_history
 from engine.text.tool_calls import ToolParser
 from engine.text.tool_stream import ToolCallStream
 from engine.text.tools import LONGEST_NAME, Kind, Tool, ToolChoice, check_tools
 
 # Tools that other servers run themselves are dropped, as the clients that send them expect (spec/serving.md §6.5).
+LONGEST_PARAM = 300
 HOSTED = ("web_search", "code_interpreter", "file_search", "image_generation", "computer_use", "mcp")
-
-_NO_FORCED = "this version cannot force a call; use auto and ask for the call in the prompt"
-_NO_STRICT = "this version does not enforce a tool's schema; leave strict out or send false"
 
 
 def is_hosted(kind: object) -> bool:
@@ -56,6 +56,7 @@ def toolset(
     longest: int = LONGEST_NAME,
     fields: Sequence[str] | None = None,
     choice_field: str = "tool_choice",
+    schema_field: str = "parameters",
 ) -> Toolset:
     """Check declarations and choice. `fields`: for each tool the place of its members, such as `tools[2].function`.
 
@@ -74,9 +75,11 @@ def toolset(
         raise invalid(placed(error.message), code=error.code, param=placed(error.param or "tools")) from error
     for tool, place in zip(tools, places, strict=True):
         if tool.strict and tool.kind == "function":
-            raise invalid(_NO_STRICT, code="constrained_decoding_not_supported", param=f"{place}.strict")
-    if choice.forced:
-        raise invalid(_NO_FORCED, code="tool_choice_not_supported", param=choice_field)
+            try:
+                check_strict(tool)
+            except ConstraintError as error:
+                param = f"{place}.{schema_field}{error.pointer}"[:LONGEST_PARAM]
+                raise invalid(f"{param}: {error.message}", code=error.code, param=param) from error
     return Toolset(tools=tuple(tools), choice=choice)
 
 

@@ -39,15 +39,9 @@ MAX_CONTEXT = 2048
 MAX_NEW = 128
 SEED = 0
 
-_LATER = "is not in this version; leave it out"
 REFUSED = {
     "--reasoning-stop": "is not in this version; --stop applies to thought and answer",
     "--stop-token-id": "is not in this version; use --stop TEXT",
-    "--grammar-file": _LATER,
-    "--json-object": _LATER,
-    "--json-schema-file": _LATER,
-    "--regex": _LATER,
-    "--choice": _LATER,
     "--raw-output": "is not in this version; thought goes to stderr and the answer to stdout",
 }
 
@@ -111,7 +105,38 @@ def _flags() -> argparse.ArgumentParser:
     request.add_argument("--thinking-budget", type=int, metavar="N", help="longest thought [--max-new]")
     request.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; four at most")
     request.add_argument("--print-token-ids", action="store_true", help="print the ids of the answer on stderr")
+    forms = flags.add_argument_group("form of the answer", "one of them; without --stop").add_mutually_exclusive_group()
+    forms.add_argument("--json-object", action="store_true", help="a JSON object")
+    forms.add_argument("--json-schema-file", type=Path, metavar="FILE", help="JSON that fits a schema")
+    forms.add_argument("--regex", metavar="EXPRESSION", help="text that the expression matches as a whole")
+    forms.add_argument("--choice", action="append", metavar="TEXT", help="one of the texts of all --choice")
+    forms.add_argument("--grammar-file", type=Path, metavar="FILE", help="text of a GBNF grammar's rule root")
     return flags
+
+
+def _form(given: argparse.Namespace) -> dict[str, Any]:
+    """The request fields of the form that the flags ask for."""
+    if given.json_object:
+        return {"response_format": {"type": "json_object"}}
+    if given.json_schema_file is not None:
+        try:
+            schema = json.loads(_text_of("--json-schema-file", given.json_schema_file))
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(f"--json-schema-file {given.json_schema_file} is not JSON: {error}") from error
+        return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
+    if given.grammar_file is not None:
+        return {"structured_outputs": {"grammar": _text_of("--grammar-file", given.grammar_file)}}
+    asked = {name: value for name in ("regex", "choice") if (value := getattr(given, name)) is not None}
+    return {"structured_outputs": asked} if asked else {}
+
+
+def _text_of(flag: str, file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{flag} {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{flag} {file} is not UTF-8: {error}") from error
 
 
 def _body(given: argparse.Namespace, options: Options) -> dict[str, Any]:
@@ -135,7 +160,7 @@ def _body(given: argparse.Namespace, options: Options) -> dict[str, Any]:
         "reasoning_effort": options.reasoning_effort,
     }
     body = {name: value for name, value in fields.items() if value is not None}
-    return _conversation(given) | body
+    return _conversation(given) | body | _form(given)
 
 
 def _signed(seed: int) -> int:
@@ -215,6 +240,7 @@ async def _ask_engine(
             prepared = await service.offload(
                 lambda: prepare(ask_of(chat, NO_TOOLS), model, limits, service.config.generation)
             )
+            await service.compiled(model, prepared.constraint)
             timeout = service.config.pending_timeout_ms
             async with aclosing(
                 generate(service.link, prepared, account, pending_timeout_ms=timeout, silence=service.config.keep_alive)
@@ -228,6 +254,7 @@ async def _ask_engine(
         finally:
             running.cancel()
             await asyncio.wait({running})
+            service.close_checker()
             await stop_engine(engine)
 
 

@@ -14,9 +14,11 @@ from engine.api.server import serve
 from engine.api.service import Service
 from engine.cli.child import ENGINE, engine_config, exit_code, run_folder, start_engine, stop_engine
 from engine.core.config import EngineConfig, check_config
-from engine.exits import ExitCode, NInferError, seed_status
+from engine.exits import ConfigurationError, ExitCode, NInferError, seed_status
 from engine.log import configure, get_logger
+from engine.network import check_exposure
 from engine.options import Options, parser, refuse_unknown, resolve
+from engine.tls import given_files
 from engine.version import version
 
 log = get_logger(__name__)
@@ -43,6 +45,7 @@ def main(
         with run_folder() as folder:
             engine = engine_config(options, artifact, folder / "engine.sock")
             check_config(engine)
+            check_exposure(options.host, options.open_network, key=options.api_key is not None)
             api = _api_config(options, artifact, folder)
             listener = listen(options.host, options.port)
             return seed_status(asyncio.run(_run(api, engine, listener, folder, command=command, load=load)))
@@ -56,7 +59,17 @@ def _api_config(options: Options, artifact: Path, folder: Path) -> ApiConfig:
     if options.api_key is not None:
         keys = folder / "keys"
         write_keys(keys, [options.api_key])
-    return from_options(options, artifact=artifact, socket=folder / "engine.sock", api_key_file=keys)
+    tls = _tls_files(options)
+    return from_options(options, artifact=artifact, socket=folder / "engine.sock", api_key_file=keys, tls=tls)
+
+
+def _tls_files(options: Options) -> tuple[Path, Path] | None:
+    if options.tls == "self-signed":
+        raise ConfigurationError(
+            "--tls self-signed needs a place where the certificate stays, and this program has none; "
+            "ninfer-appliance up has one, and --tls files takes a certificate of yours"
+        )
+    return given_files(options)
 
 
 async def _run(

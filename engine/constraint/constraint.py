@@ -37,30 +37,31 @@ class Constraint:
     """A grammar whose rule `answer` is the whole answer, in the notation of the grammar library.
 
     Attributes:
-        exact: every character counts, those at the beginning too. Otherwise the answer never begins with white space,
-            and a model that has thought may write the blank line it is used to, which no reader sees.
+        exact: every character counts, white space at the beginning too.
+        blank: the answer never begins with white space, so a model that has thought may write the blank line it is used
+            to, which no reader sees.
         suspect: JSON pointer of what is to blame if the library refuses.
+        field: the place in the request that it comes from.
     """
 
     kind: Kind
     rules: str
     exact: bool = False
+    blank: bool = False
     suspect: str = ""
+    field: str = ""
 
     def source(self, *, after_thought: bool) -> bytes:
         """The whole grammar, as it goes to the engine."""
-        start = _AFTER_THOUGHT if after_thought and not self.exact else _AT_ONCE
+        start = _AFTER_THOUGHT if after_thought and self.blank else _AT_ONCE
         return (_HEAD + start + self.rules).encode()
 
     def refusal(self, code: Code | None, message: str) -> ConstraintError:
         """The error of a grammar that does not compile, in the words of what the client sent."""
         wanted = REFUSED[self.kind]
-        if code in ("unsatisfiable_json_schema", "constraint_failed"):
-            wanted = (
-                code
-                if self.kind in ("json_object", "json_schema", "tools") or code != "unsatisfiable_json_schema"
-                else wanted
-            )
+        speaks_json = self.kind in ("json_object", "json_schema", "tools")
+        if code == "constraint_failed" or (code == "unsatisfiable_json_schema" and speaks_json):
+            wanted = code
         pointer = self.suspect if "oneOf" in message else ""
         return ConstraintError(wanted, message, pointer)
 
@@ -81,7 +82,7 @@ def json_schema(schema: Any) -> Constraint:
 
 def _json(kind: Kind, schema: Any) -> Constraint:
     read = read_schema(schema)
-    return Constraint(kind=kind, rules=f"answer: %json {read.text}\n", suspect=read.first_one_of or "")
+    return Constraint(kind=kind, rules=f"answer: %json {read.text}\n", blank=True, suspect=read.first_one_of or "")
 
 
 def matching(expression: str) -> Constraint:

@@ -2,18 +2,20 @@
 
 The library parses lexemes, each a regular expression matched as far as it goes. Whatever is regular becomes one lexeme
 as large as possible: a grammar without recursion is a single one and means exactly what GBNF says. In a recursive
-grammar a lexeme takes all it can, so that a rule which begins with what the lexeme before it would also take is out of
-reach; answers still always fit the grammar.
+grammar a lexeme that could take the beginning of what follows it is cut into smaller ones, down to single characters.
+What remains out of reach are alternatives of which one lexeme begins another; answers fit the grammar all the same.
 """
 
 from dataclasses import dataclass
 
 from engine.constraint.errors import ConstraintError
+from engine.constraint.greedy import Follow, extensions, overlap
 from engine.constraint.language import (
     LAST,
     Chars,
     Choice,
     Node,
+    Ranges,
     Repeat,
     Rule,
     Sequence,
@@ -282,13 +284,14 @@ class _Writer:
         self.names = {name: "answer" if name == ROOT else f"r{number}" for number, name in enumerate(rules)}
         self.lexemes: dict[str, str] = {}
         self._inlined: dict[str, Node] = {}
+        self.follow = Follow(rules, ROOT)
 
     def lark(self) -> str:
         wanted, lines, seen = [ROOT], [], {ROOT}
         while wanted:
             name = wanted.pop()
             body = self._folded(self.rules[name])
-            lines.append(f"{self.names[name]}: {self._write(body)}")
+            lines.append(f"{self.names[name]}: {self._write(body, self.follow.after[name])}")
             for other in sorted(_references(body) - seen):
                 seen.add(other)
                 wanted.append(other)
@@ -336,34 +339,51 @@ class _Writer:
             case _:
                 return node
 
-    def _write(self, node: Node) -> str:
-        if not _references(node):
+    def _write(self, node: Node, after: Ranges) -> str:
+        """The node before characters `after`, in the library's notation."""
+        if not _references(node) and self._safe(node, after):
             return self._lexeme(node)
         match node:
             case Rule(name):
                 return self.names[name]
             case Choice(options):
-                regular = tuple(each for each in options if not _references(each))
-                written = [self._write(each) for each in options if _references(each)]
-                if regular:
-                    written.insert(0, self._lexeme(Choice(regular)))
+                regular = Choice(tuple(each for each in options if not _references(each)))
+                if self._safe(regular, after):
+                    written = [self._write(each, after) for each in options if _references(each)]
+                    if regular.options:
+                        written.insert(0, self._lexeme(regular))
+                else:
+                    written = [self._write(each, after) for each in options]
                 return "(" + " | ".join(written) + ")"
             case Repeat(item, least, most):
-                return f"({self._write(item)}){times(least, most)}"
+                again = self.follow.first(item)[0] if most is None or most > 1 else ()
+                return f"({self._write(item, chars((*after, *again)).ranges)}){times(least, most)}"
             case Sequence(items):
-                written, run = [], []
-                for each in (*items, None):
-                    if each is not None and not _references(each):
-                        run.append(each)
-                        continue
-                    if run:
-                        written.append(self._lexeme(Sequence(tuple(run))))
-                        run = []
-                    if each is not None:
-                        written.append(self._write(each))
-                return "(" + " ".join(filter(None, written)) + ")"
+                return "(" + " ".join(self._runs(items, after)) + ")"
             case Chars():
-                raise AssertionError("characters refer to nothing")
+                raise AssertionError("a single character is safe")
+
+    def _runs(self, items: tuple[Node, ...], after: Ranges) -> list[str]:
+        """A sequence: neighbours that are regular and safe together as one lexeme, as many as possible."""
+        written: list[str] = []
+        begin = 0
+        while begin < len(items):
+            end = begin
+            while end < len(items) and not _references(items[end]):
+                end += 1
+            while end > begin + 1 and not self._safe(
+                Sequence(items[begin:end]), self.follow.before(items[end:], after)
+            ):
+                end -= 1
+            end = max(end, begin + 1)
+            part = items[begin] if end == begin + 1 else Sequence(items[begin:end])
+            written.append(self._write(part, self.follow.before(items[end:], after)))
+            begin = end
+        return written
+
+    def _safe(self, node: Node, after: Ranges) -> bool:
+        found = extensions(node)
+        return found is None or not overlap(found, after)
 
     def _lexeme(self, node: Node) -> str:
         if states(node) == 1 and not isinstance(node, Chars):

@@ -72,15 +72,15 @@ class Schema:
     first_one_of: str | None
 
 
-def read_schema(schema: Any) -> Schema:
-    """The form for the grammar library.
+def read_schema(schema: Any, at: Path = ()) -> Schema:
+    """The form for the grammar library, of the whole or of the subschema `at` a path.
 
     Raises:
         ConstraintError: `invalid_json_schema`, `unsupported_json_schema`, `unsatisfiable_json_schema` or
             `invalid_regex`, pointing at the place in `schema`.
     """
     walk = _Walk(schema)
-    root = walk.run()
+    root = walk.run(at)
     if not _can_end(root, walk.definitions):
         raise ConstraintError("unsatisfiable_json_schema", "every value that fits the schema would be endless")
     made = dict(root)
@@ -127,8 +127,8 @@ class _Walk:
             "$ref": self._ref,
         }  # fmt: skip
 
-    def run(self) -> Json:
-        root = self._schema(self.root, (), 0)
+    def run(self, at: Path) -> Json:
+        root = self._schema(_at(self.root, at), at, 0)
         while self._todo:
             name, schema, path, depth = self._todo.popleft()
             self.definitions[name] = self._schema(schema, path, depth)
@@ -283,33 +283,14 @@ class _Walk:
             seen: set[Path] = set()
             while isinstance(branch, dict) and set(branch) - ANNOTATIONS == {"$ref"} and where not in seen:
                 seen.add(where)
-                where = self._target(branch["$ref"], (*where, "$ref"))
+                where = target_of(self.root, branch["$ref"], (*where, "$ref"))
                 branch = _at(self.root, where)
             branches.append(self._schema(branch, where, depth + 1))
         return {"oneOf": branches}
 
     def _ref(self, value: Any, path: Path, depth: int) -> Json:
-        where = self._target(value, path)
+        where = target_of(self.root, value, path)
         return {"$ref": self._define(_at(self.root, where), where, depth + 1)}
-
-    def _target(self, value: Any, path: Path) -> Path:
-        if not isinstance(value, str):
-            raise _invalid(f"$ref is a text, not {_shown(value)}", path)
-        if value != "#" and not value.startswith("#/"):
-            raise _unsupported(f"$ref {value[:80]!r} is not a place in this schema; #/$defs/NAME is", path)
-        found: Any = self.root
-        steps: list[str | int] = []
-        for step in value.split("/")[1:]:
-            name = unquote(step).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, dict) and name in found:
-                steps.append(name)
-                found = found[name]
-            elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-                steps.append(int(name))
-                found = found[int(name)]
-            else:
-                raise _invalid(f"$ref {value[:80]!r} leads nowhere", path)
-        return tuple(steps)
 
     def _bounds(self, made: Json) -> None:
         """Integers are int64."""
@@ -318,6 +299,31 @@ class _Walk:
         if "integer" in names and "number" not in names:
             made["minimum"] = max(made.get("minimum", -INT64), -INT64)
             made["maximum"] = min(made.get("maximum", INT64), INT64)
+
+
+def target_of(root: Any, value: Any, path: Path) -> Path:
+    """Where a `$ref` leads; `path` is its own place.
+
+    Raises:
+        ConstraintError: nowhere, or out of the schema.
+    """
+    if not isinstance(value, str):
+        raise _invalid(f"$ref is a text, not {_shown(value)}", path)
+    if value != "#" and not value.startswith("#/"):
+        raise _unsupported(f"$ref {value[:80]!r} is not a place in this schema; #/$defs/NAME is", path)
+    found: Any = root
+    steps: list[str | int] = []
+    for step in value.split("/")[1:]:
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict) and name in found:
+            steps.append(name)
+            found = found[name]
+        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            steps.append(int(name))
+            found = found[int(name)]
+        else:
+            raise _invalid(f"$ref {value[:80]!r} leads nowhere", path)
+    return tuple(steps)
 
 
 def _at(root: Any, path: Path) -> Any:

@@ -179,6 +179,8 @@ class Worker:
         if matcher.is_error():
             message = matcher.get_error().strip().splitlines()[0]
             message = message.partition("failed to compile JSON schema: ")[2] or message
+            if message.startswith("panic"):  # an assertion of the library about sizes
+                message = "it is too large to compile; make it simpler"
             code: Code = "unsatisfiable_json_schema" if "Unsatisfiable" in message else "invalid_grammar"
             raise _Failed(code, message[:400])
         return matcher

@@ -4,7 +4,7 @@ from engine.plan.constants import GIB, MIB, RECORDS, REFERENCE, TORCH, TORCH_CPU
 from engine.plan.features import SUPPORTED, explain, required, unsupported
 from engine.plan.formats import FORMATS, kv_format
 from engine.plan.geometry import PAGE_TOKENS, Geometry, key_value_bytes, pages_of, state_image_bytes
-from engine.plan.ladder import RUNGS, NoPlanError, Plan, Reduced, Rejected, Request, make, nearest
+from engine.plan.ladder import RUNGS, NoPlanError, Plan, Reduced, Rejected, Request, longest_context, make, nearest
 from engine.plan.reservation import Ledger, Reservation, ledger, reservation
 from engine.plan.settings import Settings
 from engine.plan.speculation import PLAIN, Speculation, Weights
@@ -37,6 +37,7 @@ __all__ = [
     "key_value_bytes",
     "kv_format",
     "ledger",
+    "longest_context",
     "make",
     "nearest",
     "pages_of",

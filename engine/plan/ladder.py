@@ -310,6 +310,22 @@ def nearest(request: Request, constants: Constants) -> Plan | None:
     return best
 
 
+def longest_context(request: Request, constants: Constants) -> int:
+    """Most tokens of context that fit with the request's lanes and pool, in whole pages; 0 when none do.
+
+    Bytes never fall as context grows, so the answer is searched for. A pool in tokens bounds the context.
+    """
+    limit = request.geometry.max_positions
+    if isinstance(request.kv_capacity, int):
+        limit = min(limit, request.kv_capacity)
+    low, high = 0, limit // PAGE_TOKENS
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = isinstance(_try(request, constants, middle * PAGE_TOKENS, request.lanes), Plan)
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low * PAGE_TOKENS
+
+
 def _refusal(request: Request, constants: Constants, rejected: tuple[Rejected, ...]) -> NoPlanError:
     last = rejected[-1]
     lanes = f"{last.lanes} lane{'s' if last.lanes > 1 else ''}"

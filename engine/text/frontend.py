@@ -45,6 +45,7 @@ class Frontend:
         vocabulary: bytes of each token, by id.
         token_count: how many ids exist.
         stop_ids: ids that end an answer, from `generation_config.json`.
+        special_ids: ids that are never text.
         thinks: the template opens a think block when asked to.
     """
 
@@ -56,6 +57,7 @@ class Frontend:
         self._template = template
         self._variables = dict(variables)
         self.stop_ids = stop_ids
+        self.special_ids = tuple(token.id for token in tokenizer.vocabulary.added if token.special)
         self.vocabulary: Sequence[bytes] = tokenizer.vocabulary.tokens
         self.token_count = len(self.vocabulary)
         self._think_open = tokenizer.vocabulary.added_id(THINK_OPEN)
@@ -139,9 +141,12 @@ class Frontend:
         text = WRAP_UP + THINK_CLOSE + (AFTER_THOUGHT if after else "")
         return self._tokenizer.encode_template(text, lambda ordinary: ordinary)
 
-    def output(self, thinking: bool, stop_strings: Sequence[str] = ()) -> Output:
-        """A reader for the answer to a prompt whose `thinking` is given. Raises ValueError: an empty stop string."""
-        return Output(self._shown, thinking=thinking, stop_strings=stop_strings)
+    def output(self, thinking: bool, stop_strings: Sequence[str] = (), *, exact: bool = False) -> Output:
+        """A reader for the answer to a prompt whose `thinking` is given.
+
+        `exact` keeps the white space between a thought and the answer. Raises ValueError: an empty stop string.
+        """
+        return Output(self._shown, thinking=thinking, stop_strings=stop_strings, exact=exact)
 
     def _render(
         self,

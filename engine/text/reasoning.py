@@ -24,11 +24,11 @@ class ChannelSplitter:
     that follows the mark is dropped. With thinking off everything is content, a literal `</think>` too.
     """
 
-    def __init__(self, *, thinking: bool) -> None:
-        """`thinking`: the prompt ends inside an open think block."""
+    def __init__(self, *, thinking: bool, exact: bool = False) -> None:
+        """`thinking`: the prompt ends inside an open think block. `exact`: white space after the mark is content."""
         self.channel: Channel = "reasoning" if thinking else "content"
         self._close = Matcher([THINK_CLOSE])
-        self._at_start = thinking
+        self._at_start = thinking and not exact
 
     def push(self, text: str) -> list[tuple[Channel, str]]:
         """Pieces in order, without empty ones. A possible beginning of the mark is held back."""

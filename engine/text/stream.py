@@ -30,10 +30,16 @@ class Output:
         reasoning_tokens: how many of them belong to the reasoning, the closing mark included.
     """
 
-    def __init__(self, shown: Sequence[bytes], *, thinking: bool, stop_strings: Sequence[str] = ()) -> None:
-        """`shown[id]`: what a reader sees of a token. Raises ValueError: a stop string is empty."""
+    def __init__(
+        self, shown: Sequence[bytes], *, thinking: bool, stop_strings: Sequence[str] = (), exact: bool = False
+    ) -> None:
+        """`shown[id]`: what a reader sees of a token. `exact`: see `ChannelSplitter`.
+
+        Raises:
+            ValueError: a stop string is empty.
+        """
         self._detokenizer = Detokenizer(shown)
-        self._splitter = ChannelSplitter(thinking=thinking)
+        self._splitter = ChannelSplitter(thinking=thinking, exact=exact)
         self._channel = self._splitter.channel
         self._stops = Matcher(stop_strings)
         self.stopped: str | None = None

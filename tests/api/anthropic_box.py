@@ -88,7 +88,8 @@ def message_of(events: list[tuple[str, Any]]) -> dict[str, Any]:
     assert kinds == sorted(kinds, key=["thinking", "text", "tool_use"].index)
     end = events[-2][1]
     assert set(end["delta"]) == {"stop_reason", "stop_sequence"}
-    whole: dict[str, Any] = message | end["delta"] | {"usage": end["usage"]}
+    totals = {name: end[name] for name in ("usage", "constraint") if name in end}
+    whole: dict[str, Any] = message | end["delta"] | totals
     return whole
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -70,19 +71,29 @@ class Box:
         self.engine_log = folder / "engine.log"
         self.api_log = folder / "api.log"
 
-    def start_api(self) -> None:
+    def start_api(self, *arguments: str) -> None:
         self.artifact.touch()
         file = self.folder / "api.json"
         file.write_bytes(msgspec.json.encode(self.config))
         with self.api_log.open("ab") as log:
-            self.api = subprocess.Popen([sys.executable, "-m", "tests.api.server_process", file], cwd=ROOT, stderr=log)
+            self.api = subprocess.Popen(
+                [sys.executable, "-m", "tests.api.server_process", file, *arguments], cwd=ROOT, stderr=log
+            )
 
-    def start_engine(self, *, lanes: int = 2, pending: int = 2, context: int = 2048, waits: bool = False) -> None:
+    def start_engine(
+        self,
+        *,
+        lanes: int = 2,
+        pending: int = 2,
+        context: int = 2048,
+        waits: bool = False,
+        module: str = "tests.api.scripted_engine",
+    ) -> None:
         config = EngineConfig(artifact=self.artifact, socket=self.socket, lanes=lanes, max_pending=pending,
                               max_context=context, kv_capacity=context)  # fmt: skip
         file = self.folder / "engine.json"
         file.write_bytes(msgspec.json.encode(config, enc_hook=str))
-        command = [sys.executable, "-m", "tests.api.scripted_engine", "--config", str(file), *(["--wait"] * waits)]
+        command = [sys.executable, "-m", module, "--config", str(file), *(["--wait"] * waits)]
         if self.engine is not None:
             self.engine.wait()
         with self.engine_log.open("ab") as log:
@@ -102,6 +113,9 @@ class Box:
         patience: float = PATIENCE,
     ) -> Reply:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        if self.config.tls_certificate is not None:
+            trust = ssl.create_default_context(cafile=self.config.tls_certificate)
+            connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=PATIENCE, context=trust)
         with contextlib.closing(connection):
             data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
             connection.request(method, path, data, headers or {})

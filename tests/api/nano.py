@@ -13,11 +13,14 @@ FINGERPRINT = "0123456789abcdef0123456789abcdef"
 
 
 class Resources:
-    """Reads what an artifact would hold from the folder that nano is made of."""
+    """Reads what an artifact would hold from the folder that nano is made of, or from another like it."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self.folder = folder
 
     def resource(self, component: str, role: str, /) -> bytes:
         try:
-            return (FOLDER / role).read_bytes()
+            return (self.folder / role).read_bytes()
         except FileNotFoundError as error:
             raise ArtifactError(f"no {role} in {component}") from error
 
@@ -27,8 +30,8 @@ def frontend() -> Frontend:
     return Frontend.load(Resources())
 
 
-def load(artifact: Path, template: Path | None) -> ServedModel:
-    """What `engine.api.model.load_model` does, for a file that only has to exist."""
+def load(artifact: Path, template: Path | None, folder: Path = FOLDER) -> ServedModel:
+    """What `engine.api.model.load_model` does, for a file that only has to exist; the text front end is in `folder`."""
     text = None if template is None else template.read_text(encoding="utf-8")
     created = int(artifact.stat().st_mtime)
-    return ServedModel(Frontend.load(Resources(), text), NAME, FINGERPRINT, created)
+    return ServedModel(Frontend.load(Resources(folder), text), NAME, FINGERPRINT, created)

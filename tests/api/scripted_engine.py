@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ from engine.protocol import (
     AskStatistics,
     Boot,
     Cancel,
+    ConstraintReport,
     EngineMessage,
     Hello,
     LaneTokens,
@@ -41,6 +43,7 @@ from engine.protocol import (
 from tests.api.nano import FINGERPRINT, NAME, frontend
 
 STEPS = 3
+REPORT = ConstraintReport(complete=True, cache="hit", mask_positions=7, mask_upload_bytes=7168, mask_seconds=0.25)
 
 
 class Script(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,6 +60,7 @@ class Script(msgspec.Struct, forbid_unknown_fields=True):
     cached: int = 0  # tokens of the prompt that were reused
     reject: str = ""
     error: str = ""
+    error_code: str = ""
     ids: list[int] = []
 
 
@@ -76,6 +80,10 @@ class Engine:
         self.boot = Boot(phase="load", detail="layers", done=1, total=4, unit="layers")
         self.rounds = self.running = 0
         self.writers: list[asyncio.StreamWriter] = []
+
+    def script_for(self, prompt: str) -> Script:
+        """What is answered to a prompt."""
+        return script_of(prompt)
 
     def send(self, writer: asyncio.StreamWriter, message: EngineMessage) -> None:
         writer.write(encode(message))
@@ -112,7 +120,7 @@ class Engine:
     async def answer(self, writer: asyncio.StreamWriter, submit: Submit) -> None:
         front = frontend()
         prompt = unpack_ids(submit.token_ids).tolist()
-        script = script_of(b"".join(front.vocabulary[one] for one in prompt).decode())
+        script = self.script_for(b"".join(front.vocabulary[one] for one in prompt).decode())
         say("submit", id=submit.id, **msgspec.to_builtins(submit.sampling), max_tokens=submit.max_tokens,
             stop_ids=submit.stop_ids, deadline=submit.deadline_seconds, prompt=len(prompt),
             salt=submit.cache_salt.hex(),
@@ -120,7 +128,8 @@ class Engine:
             thinking=None if submit.thinking is None else [
                 submit.thinking.close.decode(), submit.thinking.budget,
                 b"".join(front.vocabulary[one] for one in unpack_ids(submit.thinking.wrap_up)).decode(),
-            ])  # fmt: skip
+            ],
+            constraint=None if submit.constraint is None else submit.constraint.decode())  # fmt: skip
         self.running += 1
         try:
             await self.play(writer, submit, script, len(prompt))
@@ -170,6 +179,8 @@ class Engine:
                 "finish": ("stop_string" if stop else "error" if script.error else finish) if last else None,
                 "stop": stop,
                 "error": script.error if last else "",
+                "error_code": script.error_code if last else "",
+                "constraint": REPORT if last and submit.constraint is not None else None,
                 "timings": timings,
             }
             self.send(writer, Tokens(round=self.rounds, lanes=(msgspec.convert(lane, LaneTokens),)))
@@ -177,11 +188,11 @@ class Engine:
                 return
 
 
-async def main(config: EngineConfig, *, waits: bool) -> None:
+async def main(config: EngineConfig, *, waits: bool, make: Callable[[Limits], Engine] = Engine) -> None:
     tokens = frontend().token_count
     context = config.max_context
-    engine = Engine(Limits(max_context=context, kv_capacity=config.kv_capacity, lanes=config.lanes,
-                           max_pending=config.max_pending, token_count=tokens))  # fmt: skip
+    engine = make(Limits(max_context=context, kv_capacity=config.kv_capacity, lanes=config.lanes,
+                         max_pending=config.max_pending, token_count=tokens))  # fmt: skip
     config.socket.unlink(missing_ok=True)
     server = await asyncio.start_unix_server(engine.connection, config.socket)
     say("listening", key="NINFER_API_KEY" in os.environ)
@@ -193,10 +204,12 @@ async def main(config: EngineConfig, *, waits: bool) -> None:
         await server.serve_forever()
 
 
+def read(path: Path) -> EngineConfig:
+    return msgspec.json.decode(path.read_bytes(), type=EngineConfig, dec_hook=lambda kind, value: kind(value))
+
+
 if __name__ == "__main__":
-    settings = msgspec.json.decode(
-        Path(sys.argv[2]).read_bytes(), type=EngineConfig, dec_hook=lambda kind, value: kind(value)
-    )
+    settings = read(Path(sys.argv[2]))
     if settings.artifact.name.startswith("exit-"):
         sys.exit(int(settings.artifact.name.removeprefix("exit-")))
     asyncio.run(main(settings, waits="--wait" in sys.argv))

@@ -54,6 +54,7 @@ def parse_bytes(body: bytes) -> ChatRequest:
     except ValidationError as error:
         raise from_validation(error, body) from error
     assert made.toolset.tools is not None  # refuses what the schema alone cannot
+    assert made.form is None or made.form.field
     return made
 
 
@@ -152,22 +153,26 @@ def test_any_json_is_taken_or_refused_by_name(fields: dict[str, Any]) -> None:
         ({"tools": [tool("f" * 65)]}, "invalid_tool_name"),
         ({"tools": [tool("f"), {"type": "custom", "custom": {"name": "f"}}]}, "duplicate_tool_name"),
         ({"tools": [tool("f", parameters={"type": "array"})]}, "invalid_json_schema"),
-        ({"tools": [tool("f", strict=True)]}, "constrained_decoding_not_supported"),
+        ({"tools": [tool("f", strict=True, parameters={"type": "object"})]}, "unsupported_json_schema"),
         ({"tool_choice": "required"}, "invalid_tool_choice"),
-        ({"tool_choice": "required", "tools": [tool("f")]}, "tool_choice_not_supported"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "invalid_tool_choice"),
-        ({"tool_choice": {"type": "function", "name": "f"}, "tools": [tool("f")]}, "tool_choice_not_supported"),
         ({"tool_choice": {"type": "custom", "custom": {"name": "g"}}, "tools": [tool("f")]}, "invalid_tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice_not_supported"),
         ({"tool_choice": "sometimes"}, "invalid_value"),
         ({"tool_choice": 5}, "invalid_type"),
         ({"tool_choice": allowed("auto", "g"), "tools": [tool("f")]}, "invalid_tool_choice"),
-        ({"tool_choice": allowed("required", "f"), "tools": [tool("f")]}, "tool_choice_not_supported"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "invalid_tool_choice"),
         ({"functions": [{"name": "f"}]}, "legacy_tools_not_supported"),
         ({"function_call": {"name": "f"}}, "legacy_tools_not_supported"),
-        ({"response_format": {"type": "json_object"}}, "constrained_decoding_not_supported"),
-        ({"structured_outputs": {"regex": "a"}}, "constrained_decoding_not_supported"),
+        ({"response_format": {"type": "xml"}}, "invalid_value"),
+        ({"response_format": {"type": "json_schema"}}, "invalid_value"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "invalid_value"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": "x"}}}, "invalid_type"),
+        ({"structured_outputs": {}}, "invalid_value"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "invalid_value"),
+        ({"structured_outputs": {"json": {}}}, "unknown_parameter"),
+        ({"structured_outputs": {"choice": "a"}}, "invalid_type"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "invalid_value"),
         ({"guided_json": {}}, "constrained_decoding_not_supported"),
         ({"grammar": "root ::= a"}, "constrained_decoding_not_supported"),
         ({"thinking_budget": 0}, "invalid_value"),

@@ -107,7 +107,7 @@ def test_settings_cross_to_the_controller_unchanged(tmp_path: Path, artifact: Pa
     config = ControllerConfig(values=values, sources=dict(found.resolved.sources), run="/run/x")
     again = msgspec.json.decode(msgspec.json.encode(config), type=ControllerConfig)
     assert again.settings() == found
-    assert from_text(values, found.resolved.sources).resolved.explicit("port")
+    assert from_text(values, found.resolved.sources, {}).resolved.explicit("port")
 
 
 def test_the_programs_understand_their_configuration(tmp_path: Path, artifact: Path) -> None:
@@ -125,7 +125,8 @@ def test_the_programs_understand_their_configuration(tmp_path: Path, artifact: P
 def test_the_api_of_a_box_gets_every_option_that_ninfer_serve_gives_it(tmp_path: Path, artifact: Path) -> None:
     found = settings(
         tmp_path, artifact, cors="on", log_stats_interval_ms="7", request_log_jsonl="log", response_store_max_mib="3",
-        response_store_max_records="4", kv_capacity="auto", default_thinking_budget="5", max_request_mib="6",
+        response_store_max_records="4", allowed_hosts="one.example .two.example", open_network="without-a-key",
+        kv_capacity="auto", default_thinking_budget="5", max_request_mib="6",
     )  # fmt: skip
     files = RunFiles(tmp_path)
     box = msgspec.json.decode(msgspec.json.encode(api_config(found, files)), type=ApiConfig)
@@ -133,7 +134,7 @@ def test_the_api_of_a_box_gets_every_option_that_ninfer_serve_gives_it(tmp_path:
         found.options, artifact=found.artifact, socket=files.engine_socket, state_file=found.state_file
     )  # fmt: skip
     differing = {name for name in ApiConfig.__struct_fields__ if getattr(box, name) != getattr(served, name)}
-    assert differing == {"model_id"}  # the catalog has its own name for it
+    assert differing == {"model_id", "key_store"}  # the catalog has its own name for it; only a box has a folder
 
 
 def test_the_proof_is_bound_to_what_may_change_it(tmp_path: Path, artifact: Path) -> None:

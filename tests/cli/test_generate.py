@@ -62,6 +62,16 @@ def test_a_running_box(box: Box, capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr()
     assert (shown.out, shown.err.split("\n")[0]) == ("\n", "thinking")
     assert box.seen("submit")[-1]["seed"] == 0
+    for form, told in (
+        (["--choice", "a", "--choice", ""], "| T0"),
+        (["--json-object"], "%json"),
+        (["--regex", "é+"], "e9}+"),
+    ):
+        assert main(["--url", url, "--prompt", prompt(text="a"), "--no-thinking", *form]) == 0
+        assert told in box.seen("submit")[-1]["constraint"]
+    capsys.readouterr()
+    assert main(["--url", url, "--prompt", prompt(text="a"), "--regex", "(?=a)"]) == 1
+    assert "look-around is not supported" in capsys.readouterr().err
     assert main(["--url", url, "--prompt", prompt(text="x", error="boom")]) == 1
     assert "the server failed on this request" in capsys.readouterr().err
     assert main(["other", "--url", url, "--prompt", "x"]) == 1
@@ -75,7 +85,10 @@ def test_a_running_box(box: Box, capsys: pytest.CaptureFixture[str]) -> None:
         (["m", "--prompt", "x", "--messages", "y"], "not allowed with"),
         (["--prompt", "x"], "--url"),
         (["m", "--prompt", "x", "--max-new", "0"], "--max-new 0"),
-        (["m", "--prompt", "x", "--json-object"], "--json-object is not in this version"),
+        (["m", "--prompt", "x", "--json-object", "--regex", "a"], "not allowed with"),
+        (["m", "--prompt", "x", "--json-schema-file", "/nowhere.json"], "/nowhere.json"),
+        (["m", "--prompt", "x", "--json-schema-file", __file__], "not JSON"),
+        (["m", "--prompt", "x", "--grammar-file", "/nowhere.gbnf"], "/nowhere.gbnf"),
         (["m", "--prompt", "x", "--vision"], "--vision is not in this version"),
         (["m", "--prompt", "x", "--url", "http://h", "--print-token-ids"], "--print-token-ids"),
         (["m", "--messages", "/nowhere.json"], "/nowhere.json"),

@@ -47,7 +47,7 @@ def fits(answer: Answer, *, complete: bool = True) -> str:
     return said(answer.tokens)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(schemas(), min_size=1, max_size=4), st.integers(0, 1000), st.booleans())
 def test_json_always_fits_its_schema(masks: Masks, asked: list[Any], seed: int, greedy: bool) -> None:
     made = harness(masks)

@@ -1,5 +1,9 @@
 """Prefill and decode with the fake model, which checks pages and states itself."""
 
+import functools
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -119,3 +123,28 @@ def test_log_probabilities_only_for_those_who_ask() -> None:
     assert rows[2] is not None
     assert (len(rows[0].top), len(rows[2].top)) == (2, 5)
     assert rows[2].logprob == pytest.approx(float(torch.log_softmax(logits[2], 0).max()), abs=1e-6)
+
+
+def test_masks_are_asked_for_after_the_forward_pass_and_fail_alone() -> None:
+    made = runtime()
+    order: list[str] = []
+
+    def mask(bits: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+        order.append(f"mask after {made.model.forwards} passes")  # type: ignore[attr-defined]
+        if not bits:
+            raise ValueError("no mask")
+        return np.array([bits, 0], dtype=np.int32)
+
+    columns = []
+    for slot in range(3):
+        made.start_lane(slot, [])
+        prefill(made, Span(slot, 0, [slot], [7]), None)
+    for slot, bits in ((0, 1 << 5), (1, 0), (2, (1 << 5) | (1 << 9))):
+        draw = Draw(slot, 2, PURPOSE_DECODE, RANDOM, mask=functools.partial(mask, bits), forbidden=(5,) * (slot == 2))
+        columns.append((Span(slot, 1, [slot], [8]), draw))
+    first, second, third = decode(made, columns)
+    assert isinstance(first, Drawn)
+    assert isinstance(third, Drawn)
+    assert (first.token, third.token) == (5, 9)
+    assert isinstance(second, ValueError)
+    assert order == ["mask after 4 passes", "mask after 5 passes", "mask after 6 passes"]

@@ -93,13 +93,14 @@ def checkout(tmp_path: Path) -> Path:
     """A copy of the scripts alone, in a folder with a blank in its name."""
     copy = tmp_path / "a checkout"
     copy.mkdir()
-    for name in ("run.sh", "requirements.lock", "requirements-test.lock", "pyproject.toml"):
+    for name in ("run.sh", "download-model.sh", "requirements.lock", "requirements-test.lock", "pyproject.toml"):
         shutil.copy(ROOT / name, copy / name)
     for name in (
         "appliance/pci.py",
         "appliance/__init__.py",
         "tools/__init__.py",
         "tools/environment.py",
+        "tools/environment.sh",
         "etc/wheels.toml",
     ):
         (copy / name).parent.mkdir(exist_ok=True)
@@ -107,11 +108,12 @@ def checkout(tmp_path: Path) -> Path:
     return copy
 
 
-def run(copy: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environ = os.environ | {"NINFER_PYTHON": sys.executable} | variables
+def run(copy: Path, *arguments: str, script: str = "run.sh", **variables: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: text for name, text in os.environ.items() if not name.startswith("NINFER_")}
+    environ = clean | {"NINFER_PYTHON": sys.executable} | variables
     # In the copy: `python -m` looks beside itself first, and the whole program is where the tests run.
     return subprocess.run(
-        [str(copy / "run.sh"), *arguments],
+        [str(copy / script), *arguments],
         env=environ,
         cwd=copy,
         capture_output=True,
@@ -152,7 +154,8 @@ def test_a_half_made_environment_is_removed(tmp_path: Path) -> None:
     assert not (copy / ".venv" / "stamp.json").exists()
 
 
-def test_a_stamped_environment_is_used_as_it_is(tmp_path: Path) -> None:
+def stamped(tmp_path: Path) -> Path:
+    """A checkout whose environment is current: its Python is this one."""
     copy = checkout(tmp_path)
     script = "import json, sys, tomllib; sys.path.insert(0, {0!r}); from tools import environment as e\n"
     script += (
@@ -166,7 +169,85 @@ def test_a_stamped_environment_is_used_as_it_is(tmp_path: Path) -> None:
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
     (copy / ".venv" / "stamp.json").write_text(stamp)
+    return copy
+
+
+def test_a_stamped_environment_is_used_as_it_is(tmp_path: Path) -> None:
+    copy = stamped(tmp_path)
     done = run(copy, "--setup-only", NINFER_TORCH_BUILD="cpu")
     assert (done.returncode, done.stderr) == (0, "")
     done = run(copy, NINFER_TORCH_BUILD="cpu")
     assert "appliance.cli" in done.stderr  # it went on to the appliance, which this copy does not have
+
+
+REPORT = """
+import json, os, sys
+print(json.dumps([sys.argv[1:], {name: text for name, text in os.environ.items() if name.startswith("NINFER_")}]))
+"""
+
+
+def asked(copy: Path, *arguments: str, script: str = "run.sh", **variables: str) -> tuple[list[str], dict[str, str]]:
+    """Arguments and variables that the program gets, from a program that only reports them."""
+    (copy / "appliance" / "cli.py").write_text(REPORT)
+    (copy / "downloader").mkdir(exist_ok=True)
+    (copy / "downloader" / "__main__.py").write_text(REPORT)
+    done = run(copy, *arguments, script=script, NINFER_TORCH_BUILD="cpu", **variables)
+    assert done.returncode == 0, done.stderr
+    words, environ = json.loads(done.stdout)
+    return words, environ
+
+
+def test_the_model_is_a_word_a_variable_or_the_embedded_one(tmp_path: Path) -> None:
+    copy = stamped(tmp_path)
+    assert asked(copy)[0] == ["up"]
+    assert asked(copy, "--port", "1")[0] == ["up", "--port", "1"]
+    assert asked(copy, "qwen38-27b", "c8", "--port", "1")[0] == [
+        "up", "--model", "qwen38-27b", "--profile", "c8", "--port", "1",
+    ]  # fmt: skip
+    words, environ = asked(copy, NINFER_MODEL="qwen36-27b", NINFER_PROFILE="tuned")
+    assert words == ["up"], "the appliance reads the variables itself"
+    assert environ["NINFER_MODEL"] == "qwen36-27b"
+
+
+def test_both_scripts_agree_where_artifacts_are(tmp_path: Path) -> None:
+    copy = stamped(tmp_path)
+
+    def folders(**variables: str) -> tuple[str, str]:
+        """Home and folder of artifacts."""
+        start = asked(copy, "qwen38-27b", **variables)[1]
+        words, fetch = asked(copy, "qwen38-27b", "--verify", script="download-model.sh", **variables)
+        assert words == ["qwen38-27b", "--verify"]
+        assert start["NINFER_MODEL_DIR"] == fetch["NINFER_MODEL_DIR"]
+        return start["NINFER_HOME"], start["NINFER_MODEL_DIR"]
+
+    home, models = str(copy / ".ninfer"), copy / "models"
+    assert folders() == (home, str(models)), "beside the scripts"
+    assert folders(NINFER_MODEL_DIR="any/where") == (home, "any/where"), "taken literally"
+    assert folders(NINFER_HOME="/srv/n") == ("/srv/n", "/srv/n/models")
+    above = tmp_path / "models"
+    above.mkdir()
+    assert folders() == (home, str(models)), "an empty folder is nobody's"
+    (above / "x.ninfer").write_bytes(b"")
+    assert folders() == (home, str(above))
+    (copy / ".ninfer").mkdir()
+    (copy / ".ninfer" / "settings.toml").write_text('port = 1\nmodel-dir = "/mnt/big disk"\n')
+    assert folders() == (home, "/mnt/big disk")
+    assert "NINFER_MODEL_DIR" not in asked(copy, "nano", "--home", "/elsewhere")[1]
+
+
+def test_the_downloader_says_how_it_is_used(tmp_path: Path) -> None:
+    copy = checkout(tmp_path)
+    done = run(copy, "--help", script="download-model.sh")
+    assert done.returncode == 0
+    assert "qwen38-27b" in done.stdout
+    done = run(copy, script="download-model.sh")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "usage: ./download-model.sh MODEL" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck: tools/nightly_packages.sh")
+def test_the_scripts_are_clean() -> None:
+    for name in ("run.sh", "download-model.sh", "tools/environment.sh"):
+        assert b"\r" not in (ROOT / name).read_bytes()
+        assert os.access(ROOT / name, os.X_OK) == (not name.startswith("tools/"))
+    subprocess.run(["shellcheck", "-x", "run.sh", "download-model.sh", "tools/environment.sh"], cwd=ROOT, check=True)

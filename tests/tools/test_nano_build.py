@@ -9,6 +9,7 @@ from engine.artifact import Artifact
 from engine.text import Frontend
 from tools.nano import checkpoint
 from tools.nano.build import ARTIFACT, NAME, build
+from tools.nano.config import LAYERS
 
 
 def _digest(path: Path) -> str:
@@ -26,7 +27,7 @@ def test_the_artifact_holds_the_model() -> None:
     with Artifact.open(ARTIFACT) as artifact:
         assert artifact.name == NAME
         assert artifact.text_config.vocab_size == 8192
-        assert artifact.text_config.num_hidden_layers == checkpoint.LAYERS
+        assert artifact.text_config.num_hidden_layers == LAYERS
         for role in checkpoint.SIDE_FILES:
             assert artifact.resource("text", role) == (ARTIFACT.parent / role).read_bytes()
         source = {tensor.name: tensor for tensor in checkpoint.tensors()}

@@ -1,4 +1,4 @@
-"""Makes `etc/nano/nano.ninfer`, the embedded artifact: `python -m tools.nano.build`.
+"""Makes `etc/nano/nano.ninfer`, the embedded artifact, of random weights: `python -m tools.nano.build`.
 
 The random checkpoint goes through the converter like any other model. The artifact id is fixed and the checkpoint is
 named without a folder, so the same sources give the same bytes on every machine; a test holds the committed file to it.
@@ -13,12 +13,13 @@ from tempfile import TemporaryDirectory
 
 from engine.artifact.convert.pipeline import Request, convert
 from tools.nano import checkpoint
+from tools.nano.export import write_pin
 from tools.nano.tokenizer import FOLDER
 
 NAME = "nano"
 ARTIFACT = FOLDER / "nano.ninfer"
 # The id must change whenever the weights or the side files do.
-ARTIFACT_ID = hashlib.sha256(f"{NAME} seed {checkpoint.SEED} edition 1".encode()).digest()[:16]
+ARTIFACT_ID = hashlib.sha256(f"{NAME} seed {checkpoint.SEED} edition 2".encode()).digest()[:16]
 
 
 def build(out: Path) -> None:
@@ -41,4 +42,8 @@ def build(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    build(Path(sys.argv[1]) if len(sys.argv) > 1 else ARTIFACT)
+    if len(sys.argv) > 1:
+        build(Path(sys.argv[1]))
+    else:
+        build(ARTIFACT)
+        write_pin(NAME, ARTIFACT)

@@ -20,51 +20,22 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from tools.nano.tokenizer import FOLDER, TOKEN_COUNT
+from tools.nano.config import NANO, TOKEN_COUNT
+from tools.nano.tokenizer import FOLDER
 
 SEED = 20260
 SIDE_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
-HIDDEN = 256
-LAYERS = 8
-HEADS, KEY_VALUE_HEADS, HEAD_DIM = 2, 1, 256
-LINEAR_KEY_HEADS, LINEAR_VALUE_HEADS, LINEAR_HEAD_DIM = 1, 3, 128
-CONVOLUTION = 4
-INTERMEDIATE = 128
-
-CONFIG: dict[str, Any] = {
-    "architectures": ["Qwen3_5ForCausalLM"],
-    "model_type": "qwen3_5_text",
-    "dtype": "bfloat16",
-    "hidden_size": HIDDEN,
-    "vocab_size": TOKEN_COUNT,
-    "num_hidden_layers": LAYERS,
-    "layer_types": ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(LAYERS)],
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": False,
-    "rms_norm_eps": 1e-6,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KEY_VALUE_HEADS,
-    "head_dim": HEAD_DIM,
-    "attn_output_gate": True,
-    "attention_bias": False,
-    "hidden_act": "silu",
-    "intermediate_size": INTERMEDIATE,
-    "linear_num_key_heads": LINEAR_KEY_HEADS,
-    "linear_key_head_dim": LINEAR_HEAD_DIM,
-    "linear_num_value_heads": LINEAR_VALUE_HEADS,
-    "linear_value_head_dim": LINEAR_HEAD_DIM,
-    "linear_conv_kernel_dim": CONVOLUTION,
-    "mtp_num_hidden_layers": 1,
-    "mtp_use_dedicated_embeddings": False,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 10_000_000,
-        "partial_rotary_factor": 0.25,
-        "mrope_section": [11, 11, 10],
-        "mrope_interleaved": True,
-    },
-}
+CONFIG = NANO
+HIDDEN: int = CONFIG["hidden_size"]
+HEADS: int = CONFIG["num_attention_heads"]
+KEY_VALUE_HEADS: int = CONFIG["num_key_value_heads"]
+HEAD_DIM: int = CONFIG["head_dim"]
+LINEAR_KEY_HEADS: int = CONFIG["linear_num_key_heads"]
+LINEAR_VALUE_HEADS: int = CONFIG["linear_num_value_heads"]
+LINEAR_HEAD_DIM: int = CONFIG["linear_key_head_dim"]
+CONVOLUTION: int = CONFIG["linear_conv_kernel_dim"]
+INTERMEDIATE: int = CONFIG["intermediate_size"]
 
 
 @dataclass(frozen=True)

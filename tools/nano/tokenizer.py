@@ -1,21 +1,27 @@
-"""Trains the tokenizer of the embedded model: `python -m tools.nano.tokenizer`.
+"""Trains the tokenizer of the embedded models: `python -m tools.nano.tokenizer`.
 
-Byte-level BPE like the Qwen family's (spec/model.md §13), with 8,192 tokens. It learns from text that every machine
-with Python has, the standard library's sources, so the outcome depends on the Python release; the committed files are
-the ones that count, and tests read those.
+Byte-level BPE like the Qwen family's (spec/model.md §13), with 8,192 tokens. It learns from what the models learn from,
+the free text of `data/sources.py` and generated tasks, so `python -m tools.nano.data.prepare` runs before it (and again
+behind it: token ids change). The committed files are the ones that count, and tests read those.
 """
 
 import json
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from tools.nano.config import TOKEN_COUNT
+from tools.nano.data.example import Split
+from tools.nano.data.sources import SOURCES
+from tools.nano.data.tasks import TASKS
+
 FOLDER = Path(__file__).parents[2] / "etc" / "nano"
-TOKEN_COUNT = 8192
-CORPUS_CHARACTERS = 12_000_000
+UNPACKED = Path(__file__).parents[2] / "build" / "nano" / "unpacked"
+SOURCE_CHARACTERS = 6_000_000
+EXAMPLES = 100  # a percent of the mixture
 
 # One alternative a kind of word: contractions, letters with marks, single digits, punctuation, line ends, blanks.
 WORDS = (
@@ -47,21 +53,41 @@ PHRASES = (
 )
 
 
+class _Scraps:
+    """Materials without a corpus: pieces of the text at hand."""
+
+    split: Split = "train"
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def prose(self, random: Random, tokens: int) -> str:
+        begin = random.randrange(len(self._text) - 4 * tokens)
+        return self._text[begin : begin + 4 * tokens]
+
+
 def corpus() -> Iterator[str]:
-    """Pieces of training text in a fixed order, about `CORPUS_CHARACTERS` in all."""
+    """Pieces of training text in a fixed order: phrases, documents, and conversations."""
     for _ in range(40):
         yield PHRASES
-    left = CORPUS_CHARACTERS
-    library = Path(sysconfig.get_paths()["stdlib"])
-    skip = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__", "encodings"}
-    for path in sorted(library.rglob("*.py")):
-        if skip.intersection(path.relative_to(library).parts):
-            continue
-        text = path.read_text(encoding="utf-8", errors="ignore")
-        yield text
-        left -= len(text)
-        if left < 0:
-            return
+    sample = ""
+    for source in SOURCES:
+        left = SOURCE_CHARACTERS
+        for document in source.read(UNPACKED / source.package):
+            if left <= 0:
+                break
+            yield document.text
+            left -= len(document.text)
+            sample = document.text if len(document.text) > len(sample) else sample
+    scraps = _Scraps(sample)
+    for name, task in TASKS.items():
+        random = Random(f"tokenizer {name}")
+        for _ in range(round(EXAMPLES * task.share)):
+            example = task.make(random, scraps)
+            for message in example.messages:
+                yield message.get("reasoning_content", "")
+                yield str(message["content"])
+            yield json.dumps(list(example.tools))
 
 
 def train() -> tuple[bytes, bytes]:

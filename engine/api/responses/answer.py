@@ -102,12 +102,13 @@ class Answer:
             "store": request.kept,
             "temperature": self._sampling.temperature,
             "top_p": self._sampling.top_p,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": request.format_echo},
             "tool_choice": "auto" if request.tool_choice is None else request.tool_choice,
             "tools": self._declared.wire,
             "top_logprobs": 0,
             "truncation": "disabled",
             "usage": usage(self._account) if done else None,
+            **({} if self._account.constraint is None else {"constraint": self._account.constraint}),
         }
 
 

@@ -69,10 +69,10 @@ class _Conversation:
     preserve_thinking: bool | None
 
     @classmethod
-    def of(cls, service: Service, request: PromptRequest) -> "_Conversation":
+    def of(cls, service: Service, request: PromptRequest, owner: str | None) -> "_Conversation":
         parent = None
         if request.previous_response_id is not None:
-            parent = service.responses.get(request.previous_response_id, "previous_response_id")
+            parent = service.responses.get(request.previous_response_id, "previous_response_id", owner=owner)
         preserve = request.preserve_thinking
         if preserve is None and parent is not None:
             preserve = parent.preserve_thinking
@@ -91,6 +91,8 @@ class _Conversation:
             preserve_thinking=self.preserve_thinking,
             template_kwargs=request.chat_template_kwargs or {},
             tools=declared.toolset,
+            thinking_budget=None if created is None else created.thinking_budget,
+            form=None if created is None else created.form,
         )
 
 
@@ -114,13 +116,14 @@ async def create(request: web.Request) -> web.StreamResponse:
     body = await parse_body(CreateRequest, await read_body(request, service), service)
     _check_model(service, body)
     declared = _declared(body)
-    conversation = _Conversation.of(service, body)
+    conversation = _Conversation.of(service, body, request.get("key"))
     identity = f"resp_{secrets.token_hex(16)}"
 
     def keep(response: dict[str, Any]) -> None:
         if body.kept:
             entry = Entry(
-                conversation.parent, conversation.items, response, preserve=conversation.preserve_thinking
+                conversation.parent, conversation.items, response, preserve=conversation.preserve_thinking,
+                owner=request.get("key"),
             )  # fmt: skip
             service.responses.put(identity, entry)
 
@@ -170,7 +173,7 @@ async def input_tokens(request: web.Request) -> web.StreamResponse:
     service, arrived = request.app[SERVICE], time.monotonic()
     body = await parse_body(InputTokensRequest, await read_body(request, service), service)
     _check_model(service, body)
-    declared, conversation = _declared(body), _Conversation.of(service, body)
+    declared, conversation = _declared(body), _Conversation.of(service, body, request.get("key"))
     model, defaults = service.serving[0], service.config.generation
     prompt = await in_time(service, arrived, lambda: render(conversation.ask(body, declared), model, defaults))
     return web.json_response({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
@@ -194,7 +197,7 @@ async def delete(request: web.Request) -> web.StreamResponse:
     """`DELETE /v1/responses/{id}`: forget the id; responses that continue it stay usable."""
     _Query(request).done()
     identity = request.match_info["id"]
-    request.app[SERVICE].responses.delete(identity)
+    request.app[SERVICE].responses.delete(identity, owner=request.get("key"))
     return web.json_response({"id": identity, "object": "response.deleted", "deleted": True})
 
 
@@ -254,7 +257,7 @@ async def compact(_: web.Request) -> web.StreamResponse:
 
 
 def _entry(request: web.Request) -> Entry:
-    return request.app[SERVICE].responses.get(request.match_info["id"])
+    return request.app[SERVICE].responses.get(request.match_info["id"], owner=request.get("key"))
 
 
 class _Query:

@@ -13,12 +13,11 @@ from pydantic import (
     StrictBool,
     StrictStr,
     WithJsonSchema,
-    field_validator,
 )
 
+from engine.api.constraints import Form
 from engine.api.fields import (
     LARGEST_COUNT,
-    NO_CONSTRAINTS,
     NO_LOGPROBS,
     Effort,
     never,
@@ -28,6 +27,7 @@ from engine.api.fields import (
     refuse,
     whole,
 )
+from engine.api.forms import FlatFormat, StructuredOutputs, only_form
 from engine.api.responses.items import Input
 from engine.api.responses.tools import DeclaredTool
 from engine.api.tool_choice import SCHEMA, Choice, read_choice
@@ -49,27 +49,12 @@ class Reasoning(BaseModel):
     mode: Annotated[Any, never("reasoning_option_not_supported", "leave reasoning.mode out")] = None
 
 
-class TextFormat(BaseModel):
-    """Only plain text is written."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    type: Literal["text", "json_object", "json_schema"]
-
-    @field_validator("type")
-    @classmethod
-    def _plain(cls, kind: str) -> str:
-        if kind != "text":
-            raise refuse("constrained_decoding_not_supported", NO_CONSTRAINTS)
-        return kind
-
-
 class Text(BaseModel):
     """The form of the answer."""
 
     model_config = _CLOSED
 
-    format: TextFormat | None = None
+    format: FlatFormat | None = None
     verbosity: Annotated[
         Literal["low", "medium", "high"] | None,
         only(one_of("medium"), "verbosity_not_supported", "only medium; ask for the length in the prompt"),
@@ -138,6 +123,13 @@ class PromptRequest(BaseModel):
         return read_choice(self.tool_choice)
 
     @property
+    def format_echo(self) -> dict[str, Any]:
+        """`text.format` as the response repeats it."""
+        if self.text is None or self.text.format is None:
+            return {"type": "text"}
+        return self.text.format.model_dump(by_alias=True, exclude_none=True)
+
+    @property
     def effort(self) -> str | None:
         """How much to think."""
         return None if self.reasoning is None else self.reasoning.effort
@@ -155,10 +147,8 @@ class CreateRequest(PromptRequest):
     temperature: Annotated[float, real(0, 2)] | None = None
     top_p: Annotated[float, real(0, 1)] | None = None
     max_tool_calls: Annotated[int, whole(0, LARGEST_COUNT)] | None = None
-    thinking_budget: Annotated[
-        Annotated[int, whole(1, 2**32 - 1)] | None,
-        never("parameter_not_supported", "a thinking budget is not in this version; use max_output_tokens"),
-    ] = None
+    thinking_budget: Annotated[int, whole(1, 2**32 - 1)] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     # Delivery
     stream: StrictBool | None = None
@@ -186,7 +176,6 @@ class CreateRequest(PromptRequest):
     top_logprobs: Annotated[
         Annotated[int, whole(0, 20)] | None, only(one_of(0), "logprobs_not_supported", NO_LOGPROBS)
     ] = None  # fmt: skip
-    structured_outputs: Annotated[Any, never("constrained_decoding_not_supported", NO_CONSTRAINTS)] = None
     conversation: Annotated[
         Any, never("conversations_not_supported", "conversations are not kept; use previous_response_id")
     ] = None
@@ -197,6 +186,12 @@ class CreateRequest(PromptRequest):
         Any, never("context_management_not_supported", "the context is not managed here; send a shorter input")
     ] = None
     moderation: Annotated[Any, never("moderation_not_supported", "this server does not moderate")] = None
+
+    @property
+    def form(self) -> Form | None:
+        """The form that the answer must have. Raises ApiError: two are asked for."""
+        asked = None if self.text is None or self.text.format is None else self.text.format.form("text.format")
+        return only_form(asked, self.structured_outputs)
 
     @property
     def kept(self) -> bool:

@@ -20,9 +20,16 @@ class Entry:
     """One answer: its input items, the response object, and what it continues."""
 
     def __init__(
-        self, parent: "Entry | None", items: list[dict[str, Any]], response: dict[str, Any], *, preserve: bool | None
+        self,
+        parent: "Entry | None",
+        items: list[dict[str, Any]],
+        response: dict[str, Any],
+        *,
+        preserve: bool | None,
+        owner: str | None = None,
     ) -> None:
         self.parent = parent
+        self.owner = owner  # name of the key that asked
         self.input = msgspec.json.encode(items)
         self.response = msgspec.json.encode(response)
         self.preserve_thinking = preserve
@@ -66,14 +73,14 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, identity: str, param: str = "response_id") -> Entry:
-        """The entry, which becomes the most recently used.
+    def get(self, identity: str, param: str = "response_id", *, owner: str | None = None) -> Entry:
+        """The entry, which becomes the most recently used. What another key asked for is not there.
 
         Raises:
             ApiError: `response_not_found`.
         """
         entry = self._entries.get(identity)
-        if entry is None:
+        if entry is None or entry.owner != owner:
             raise ApiError(
                 404, f"there is no stored response {identity[:100]!r}; it was not stored, was deleted, or made room",
                 code="response_not_found", param=param,
@@ -101,13 +108,13 @@ class ResponseStore:
             _, oldest = self._entries.popitem(last=False)
             self._release(oldest)
 
-    def delete(self, identity: str) -> None:
+    def delete(self, identity: str, *, owner: str | None = None) -> None:
         """Forget an id.
 
         Raises:
             ApiError: `response_not_found`.
         """
-        self.get(identity)
+        self.get(identity, owner=owner)
         self._release(self._entries.pop(identity))
 
     def _hold(self, entry: Entry) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import ssl
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -38,4 +39,8 @@ if __name__ == "__main__":
         sys.exit(int(json.loads(script_file.read_bytes())["exit"]))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with Server((CONFIG["host"], CONFIG["port"]), Handler) as server:
+        if CONFIG["tls_certificate"] is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(CONFIG["tls_certificate"], CONFIG["tls_key"])
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         server.serve_forever()

@@ -23,6 +23,7 @@ let
         "cryptography"
         "filelock"
         "jinja2"
+        "llguidance"
         "ml-dtypes"
         "msgspec"
         "numpy"

@@ -1,0 +1,1 @@
+"""What the embedded models learn from: free text of Debian packages, and generated tasks with known answers."""
