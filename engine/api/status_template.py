@@ -71,7 +71,8 @@ TEMPLATE = """<!doctype html>
 <span class="state {{ phase }}">{{ phase }}</span>
 {% if full %}
 <span class="soft right">{% if ready %}serving for {{ uptime|duration }}{% elif since is not none
-%}for {{ since|duration }}{% endif %}{% if restarts %} · {{ restarts }} engine restart{{ "s" if restarts > 1 }}{% endif %}</span>
+%}for {{ since|duration }}{% endif %}
+{% if restarts %} · {{ restarts }} engine restart{{ "s" if restarts > 1 }}{% endif %}</span>
 {% endif %}
 </header>
 {% if detail %}<p class="detail">{{ detail }}</p>{% endif %}

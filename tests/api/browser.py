@@ -83,7 +83,7 @@ async def browser(profile: Path) -> AsyncIterator[Browser]:
     try:
         note = profile / "DevToolsActivePort"
         async with asyncio.timeout(PATIENCE):
-            while not note.exists() or len(note.read_text().splitlines()) < 2:  # noqa: ASYNC110, ASYNC240  (Chromium writes a file)
+            while not note.exists() or len(note.read_text().splitlines()) < 2:  # noqa: ASYNC110  (Chromium writes a file)
                 await asyncio.sleep(0.1)
             port = note.read_text().splitlines()[0]
             async with aiohttp.ClientSession() as session:

@@ -91,7 +91,7 @@ async def booting(
 
 BOOTING = State(
     phase="load", detail="weights", done=12, total=64, unit="layers", plan=PLAN, findings=FINDINGS,
-    since=time.time() - 75, restarts=2,
+    since=time.time() - 7200 - 75, restarts=2,
 )  # fmt: skip
 
 
@@ -101,7 +101,7 @@ async def test_the_page_while_the_box_starts(tmp_path: Path) -> None:
         text = await reply.text()
         assert (reply.status, reply.content_type, reply.headers["Retry-After"]) == (503, "text/html", "2")
         for shown in (
-            "load", "weights", "12 of 64 layers", "131\u202f072", "16.7 GiB", "2 engine restarts", "1 min 15 s",
+            "load", "weights", "12 of 64 layers", "131\u202f072", "16.7 GiB", "2 engine restarts", "for 2 h ",
             "max_context 262144", "3.4 GiB short", "shows 1 of 2 devices", "chmod 600 /box/settings.toml",
             "doctor --fix", "2 checks are well",
         ):  # fmt: skip
