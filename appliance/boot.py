@@ -505,7 +505,7 @@ def _tick(state: BootState, now: float, policy: Policy) -> Step:
         if state.phase == "fetch":
             return dataclasses.replace(state, detail="checking the artifact"), (StartFetch(),)
         return dataclasses.replace(state, detail=""), (Probe(),)
-    if state.engine_pid is not None and now - state.heard >= _patience(state, policy):
+    if state.engine_pid is not None and now >= state.heard + _patience(state, policy):
         reason = f"no answer from the engine for {_patience(state, policy):g} s"
         # The limit starts again, so that a kill that did not work is repeated.
         return dataclasses.replace(state, heard=now, detail=reason, fault=reason), (KillEngine(reason),)

@@ -91,10 +91,6 @@ def _make(
     public = private.public_key()
     alternatives = [x509.DNSName(name) for name in names if name.isascii()]
     numbers = [x509.IPAddress(ipaddress.ip_address(text)) for text in addresses]
-    usage = x509.KeyUsage(
-        digital_signature=True, content_commitment=False, key_encipherment=False, data_encipherment=False,
-        key_agreement=False, key_cert_sign=False, crl_sign=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
     signed = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -105,7 +101,7 @@ def _make(
         .not_valid_after(now + datetime.timedelta(days=DAYS))
         .add_extension(x509.SubjectAlternativeName([*alternatives, *numbers]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(usage, critical=True)
+        # No KeyUsage: BoringSSL takes one without keyCertSign for "not signed by itself", others refuse it with.
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)

@@ -94,7 +94,7 @@ def options_page() -> str:
         "| variable | values | what it does |",
         "|---|---|---|",
         *(f"| `{name}` | {_launch_values(name)} | {text} |" for name, text in ADJUSTING.items()),
-        *(f"| `{name}` | default | leaves the model's preset in place of the profile's value |" for name in PRESETS),
+        *(f"| `{name}=default` | | leaves the model's preset in place of the profile's value |" for name in PRESETS),
         *(f"| `{name}` | off | on is refused |" for name in OFF_ALONE),
         "",
         "Refused:",

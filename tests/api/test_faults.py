@@ -27,7 +27,7 @@ def background(work: Callable[[], Reply]) -> tuple[threading.Thread, list[Reply]
 def open_request(box: Box, script: dict[str, Any], **fields: Any) -> socket.socket:
     """Send a chat request on a bare socket and do not read the answer."""
     body = json.dumps(chat_body(script, **fields)).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     connection = socket.create_connection(("127.0.0.1", box.port), timeout=20)
     connection.sendall(head.encode() + body)
     return connection
@@ -143,7 +143,7 @@ def test_idle_connections_cost_nothing(tmp_path: Path) -> None:
         for number in range(200):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", box.port), timeout=20))
             if number % 2:
-                connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Slow: ")  # headers that never end
+                connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")  # headers that never end
         work = [background(lambda: box.chat({"text": "served", "prefill": 0.2})) for _ in range(8)]
         for thread, replies in work:
             thread.join()
@@ -158,7 +158,7 @@ def test_idle_connections_cost_nothing(tmp_path: Path) -> None:
 
 def test_a_slow_body_is_cut_off(box: Box) -> None:
     with socket.create_connection(("127.0.0.1", box.port), timeout=20) as connection:
-        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         answer = http.client.HTTPResponse(connection)
         answer.begin()
         reply = Reply(answer)
@@ -177,7 +177,7 @@ def test_stop_lets_requests_end_and_cuts_what_takes_too_long(tmp_path: Path) -> 
         time.sleep(0.2)
         with pytest.raises(ConnectionRefusedError):
             box.request("GET", "/health")
-        idle.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")  # a connection from before hears that we are going
+        idle.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")  # a connection from before hears that we are going
         answer = http.client.HTTPResponse(idle)
         answer.begin()
         assert Reply(answer).json["phase"] == "draining"

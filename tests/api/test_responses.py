@@ -376,7 +376,7 @@ def test_a_client_that_leaves_frees_its_lane(box: Box, *, streamed: bool) -> Non
     cancels, admitted = len(box.seen("cancel")), len(box.seen("admitted"))
     data = json.dumps(body({"text": "word " * 400, "delay": 0.02}, stream=streamed)).encode()
     with socket.create_connection(("127.0.0.1", box.port), timeout=20) as connection:
-        head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
         connection.sendall(head.encode() + data)
         begin = box.await_seen("admitted", admitted + 1)
         while streamed and b"word" not in connection.recv(4096):

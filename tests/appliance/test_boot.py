@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from appliance import boot
@@ -309,6 +309,14 @@ def test_restarts_are_bounded_in_number_and_pace(lives: list[tuple[int, int]]) -
 
 
 @given(histories)
+@example(
+    [
+        (boot.Probed(detail=""), 0.0),
+        (boot.Planned(detail="", plan={}), 1.1181354020983107),
+        (boot.FetchStarted(pid=1), 1.9054739228759736),
+        (boot.EngineStarted(pid=1), 5.0),
+    ]
+)  # a sum that rounds up
 def test_a_deadline_always_leads_somewhere(history: list[tuple[boot.Event, float]]) -> None:
     state, now = BootState(), 0.0
     for event, wait in history:

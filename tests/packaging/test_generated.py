@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from appliance.launch_variables import ADJUSTING, OFF_ALONE
+from appliance.launch_variables import REFUSED as REFUSED_VARIABLES
 from engine.exits import ConfigurationError
 from engine.options import REFUSED, Option, Options, parser, resolve, rows_of
 from tools import generate
@@ -63,6 +65,10 @@ def test_the_page_has_each_option_once_and_each_refusal() -> None:
         assert page.count(f"`{row.env}`") == 1, row.env
     for flag in REFUSED:
         assert f"| `{flag}` |" in page
+    for name in (*ADJUSTING, *OFF_ALONE):
+        assert f"| `{name}` |" in page
+    for name, reason in REFUSED_VARIABLES.items():
+        assert f"- `{name}` {reason}" in page
     sections = {row.section for _, row in rows_of(Options)}
     assert sections == set(generate.SECTIONS), "a section without a title is left out of the page"
     cells = {line.count(" | ") for line in page.splitlines() if line.startswith("| `--") and "NINFER" in line}

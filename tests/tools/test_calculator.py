@@ -293,3 +293,51 @@ def test_a_link_states_a_question_and_the_page_shows_the_answer(address: str, he
     assert shown["left"] == str(left)
     assert shown["verdict"] == ("does not fit" if left < 0 else "tight" if left < TIGHT_BYTES else "fits")
     assert f"{answer['longest']:,} tokens" in dom
+
+
+@pytest.mark.nightly
+@browser
+def test_choosing_a_model_and_a_profile_fills_the_form_and_nothing_overflows_a_phone(tmp_path: Path) -> None:
+    choose = """
+    function choose(id, value) {
+      element(id).value = value;
+      element(id).dispatchEvent(new Event("input", { bubbles: true }));
+    }
+    const seen = [];
+    for (const [model, profiles] of Object.entries(numbers.profiles)) {
+      choose("model", model);
+      seen.push([model, element("profile").value, readForm()]);
+      for (const profile of Object.keys(profiles)) {
+        choose("profile", profile);
+        seen.push([model, profile, readForm()]);
+      }
+    }
+    choose("pool_mode", "tokens");
+    choose("pool", "100");
+    choose("lanes", "8");
+    const report = document.createElement("pre");
+    report.id = "report";
+    report.textContent = JSON.stringify({
+      seen, own: element("profile").value, verdict: element("verdict").dataset.verdict,
+      width: document.documentElement.scrollWidth, window: innerWidth, link: location.hash,
+    });
+    document.body.append(report);
+    """
+    copy = tmp_path / "fit.html"
+    copy.write_text(PAGE.read_text().replace("</body>", f"<script>{choose}</script></body>"))
+    dom = chromium("--window-size=360,800", "--dump-dom", copy.as_uri())
+    found = re.search(r'<pre id="report">(.*?)</pre>', dom, re.DOTALL)
+    assert found
+    report = json.loads(html.unescape(found[1]))
+    profiles = embedded()["profiles"]
+    assert len(report["seen"]) == sum(len(rows) + 1 for rows in profiles.values())
+    for model, profile, form in report["seen"]:
+        row = profiles[model][profile]
+        plain = row["backend"] == "none"
+        pool = None if row["pool"] == row["context"] else row["pool"]
+        wanted = row | {"pool": pool, "drafts": 0 if plain else row["drafts"], "head": row["head"] and not plain}
+        assert {name: form[name] for name in wanted} == wanted, (model, profile)
+    assert report["own"] == "", "what differs from a profile is not called by its name"
+    assert report["verdict"] == "problem", "eight lanes need eight pages"
+    assert report["width"] <= report["window"] < 820
+    assert "pool=100" in report["link"]
