@@ -17,6 +17,7 @@ import os
 import platform
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections import defaultdict
@@ -35,7 +36,6 @@ from tests.api.box import ROOT, Box
 from tests.api.nano import Resources
 from tests.load.callers import percentile, request
 from tests.load.round_engine import INTERVAL
-from tools.nano.tokenizer import corpus
 
 RESULT = ROOT / "benchmarks" / "results" / "api_overhead.json"
 LANES = 8
@@ -102,7 +102,8 @@ async def token_overhead(box: Box) -> tuple[list[float], float]:
 def long_prompts(text: Path) -> list[str]:
     """Different pieces of the standard library's sources, each `PROMPT_TOKENS` tokens of the tokenizer in `text`."""
     front = Frontend.load(Resources(text))
-    library = "".join(corpus())
+    sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    library = "".join(path.read_text(encoding="utf-8", errors="ignore") for path in sources)
     size = len(library) // (PROMPTS + 1)
     pieces = [library[begin : begin + size] for begin in range(0, size * (PROMPTS + 1), size)]
     cut = [front.encode(piece)[:PROMPT_TOKENS] for piece in pieces]
