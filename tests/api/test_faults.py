@@ -177,7 +177,9 @@ def test_stop_lets_requests_end_and_cuts_what_takes_too_long(tmp_path: Path) -> 
         time.sleep(0.2)
         with pytest.raises(ConnectionRefusedError):
             box.request("GET", "/health")
-        idle.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")  # a connection from before hears that we are going
+        idle.sendall(
+            b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        )  # a connection from before hears that we are going
         answer = http.client.HTTPResponse(idle)
         answer.begin()
         assert Reply(answer).json["phase"] == "draining"
