@@ -42,6 +42,9 @@ class BootState:
     proven: bool = False
     heard: float = 0.0  # last word of this engine
     greeted: bool = False  # this engine has spoken
+    proving: bool = False  # a proof of a ready engine is on its way
+    idle_since: float = 0.0  # when this engine last had work, or its last proof ended
+    work_done: int | None = None  # the engine's count of work at its last report; None before one
     fault: str = ""  # why this engine was killed, or its own last words
     due: float | None = None  # when the next start happens
     api_due: float | None = None  # when the api starts again
@@ -152,6 +155,15 @@ class EngineExited:
 
 
 @dataclass(frozen=True)
+class EngineWork:
+    """The engine's report of its work: whether it has requests now, and a count that grows with all it does."""
+
+    pid: int
+    busy: bool
+    done: int
+
+
+@dataclass(frozen=True)
 class Proved:
     pid: int
     detail: str
@@ -161,6 +173,13 @@ class Proved:
 class ProofFailed:
     pid: int
     reason: str
+
+
+@dataclass(frozen=True)
+class ProofSkipped:
+    """The engine was at work for others and got to no answer: that says nothing against it."""
+
+    pid: int
 
 
 @dataclass(frozen=True)
@@ -201,8 +220,10 @@ Event = (
     | EngineBoot
     | EngineAnswered
     | EngineExited
+    | EngineWork
     | Proved
     | ProofFailed
+    | ProofSkipped
     | ApiExited
     | GaveUp
     | StopRequested
@@ -380,7 +401,7 @@ def _size(state: BootState, event: Waiting | Probed | Planned | Refused, now: fl
 
 def _engine(
     state: BootState,
-    event: EngineBoot | EngineAnswered | EngineExited | Proved | ProofFailed,
+    event: EngineBoot | EngineAnswered | EngineExited | EngineWork | Proved | ProofFailed | ProofSkipped,
     now: float,
     policy: Policy,
 ) -> Step:
@@ -407,20 +428,45 @@ def _engine(
             dataclasses.replace(state, detail=event.detail, done=event.done, total=event.total, unit=event.unit),
             (),
         )
-    if isinstance(event, Proved):
-        if state.phase != "prove":
-            return state, ()
-        return dataclasses.replace(_enter(state, "ready", event.detail, now), proven=True), ()
-    if isinstance(event, ProofFailed):
-        if state.phase != "prove":
-            return state, ()
-        reason = f"proof failed: {event.reason}"
-        return dataclasses.replace(state, detail=reason, fault=reason), (KillEngine(reason),)
+    if isinstance(event, EngineWork):
+        return _worked(state, event, now, policy)
+    if isinstance(event, Proved | ProofFailed | ProofSkipped):
+        return _judged(state, event, now)
     return state, ()
 
 
+def _worked(state: BootState, event: EngineWork, now: float, policy: Policy) -> Step:
+    """Prove an idle engine again. The report that shows it idle decides, so that the news is fresh."""
+    if state.phase != "ready" or state.proving:
+        return state, ()
+    if event.busy or (state.work_done is not None and event.done != state.work_done):
+        return dataclasses.replace(state, work_done=event.done, idle_since=now), ()
+    state = dataclasses.replace(state, work_done=event.done)
+    if now - state.idle_since < policy.idle:
+        return state, ()
+    return dataclasses.replace(state, proving=True), (Prove(event.pid),)
+
+
+def _judged(state: BootState, event: Proved | ProofFailed | ProofSkipped, now: float) -> Step:
+    if state.phase != "prove" and not (state.phase == "ready" and state.proving):
+        return state, ()
+    if isinstance(event, ProofFailed):
+        reason = f"proof failed: {event.reason}"
+        if state.phase == "ready":
+            state = _enter(state, "prove", reason, now)  # nobody may call it ready any more
+        return dataclasses.replace(state, detail=reason, fault=reason, proving=False, proven=False), (
+            KillEngine(reason),
+        )
+    if state.phase == "prove":
+        if isinstance(event, ProofSkipped):  # it must answer once before it may have work
+            return state, (Prove(event.pid),)
+        state = _enter(state, "ready", event.detail, now)
+    # The proof was work too: the count begins with the next report.
+    return dataclasses.replace(state, proven=True, proving=False, idle_since=now, work_done=None), ()
+
+
 def _new_engine(state: BootState, pid: int, now: float) -> BootState:
-    return dataclasses.replace(state, engine_pid=pid, heard=now, greeted=False, proven=False, fault="")
+    return dataclasses.replace(state, engine_pid=pid, heard=now, greeted=False, proven=False, proving=False, fault="")
 
 
 def _engine_exited(state: BootState, event: EngineExited, now: float, policy: Policy) -> Step:

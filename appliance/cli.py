@@ -4,6 +4,8 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from appliance.settings import Settings, load_settings
 from engine.exits import NInferError
 from engine.options import parser, refuse_unknown
@@ -101,9 +103,11 @@ def _doctor(rest: Sequence[str]) -> int:
 
     findings = doctor.examine(settings)
     if "--fix" in given:
-        findings = doctor.repair(settings, findings)
+        for line in doctor.repair(findings):
+            print(f"{PROGRAM} doctor: {line}", file=sys.stderr)
+        findings = doctor.examine(settings)
     if "--json" in given:
-        print(json.dumps([finding.as_dict() for finding in findings], indent=2))
+        print(json.dumps([msgspec.to_builtins(finding.told()) for finding in findings], indent=2))
     else:
         print("\n".join(finding.line() for finding in findings))
     return 0 if all(finding.good for finding in findings) else 1

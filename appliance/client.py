@@ -132,6 +132,7 @@ def _claude_code(target: Target) -> str:
         "ANTHROPIC_DEFAULT_HAIKU_MODEL": target.model,
         "ANTHROPIC_DEFAULT_SONNET_MODEL": target.model,
         "ANTHROPIC_DEFAULT_OPUS_MODEL": target.model,
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(target.context),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(target.output),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",

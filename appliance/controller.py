@@ -7,12 +7,13 @@ connection of its own, and writes `state.json`.
 import asyncio
 import collections
 import contextlib
+import itertools
 import os
 import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -33,14 +34,16 @@ from engine.options import Options
 from engine.protocol import (
     AskStatistics,
     Boot,
+    Cancel,
     EngineConnection,
     EngineMessage,
     Limits,
     ProtocolError,
     Rejected,
+    Statistics,
     Tokens,
 )
-from engine.state_file import State, read_state, write_state
+from engine.state_file import Finding, State, read_state, write_state
 
 log = get_logger(__name__)
 
@@ -74,6 +77,7 @@ class Surroundings:
 
     probe: Callable[[Settings, Callable[[str], None], Collection[int]], Any]
     plan: Callable[[Settings, Any], PlanLike]
+    examine: Callable[[Settings], Sequence[Finding]] = lambda settings: ()  # the doctor; in a thread too
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
 
@@ -86,6 +90,8 @@ class Watched:
     connection: EngineConnection | None = None
     limits: asyncio.Future[Limits] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     answers: asyncio.Queue[EngineMessage | None] = field(default_factory=asyncio.Queue)
+    statistics: Statistics = field(default_factory=Statistics)
+    requests: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
 
 class Controller:
@@ -107,6 +113,8 @@ class Controller:
         self._ended_engines: set[int] = set()
         self._machine: Any = None
         self._plan: PlanLike | None = None
+        self._findings: tuple[Finding, ...] = ()
+        self._examining = False
         self._published: State | None = None
         self._published_at = 0.0
         self._live = False  # supervisord has delivered an event
@@ -196,7 +204,41 @@ class Controller:
             log.info("phase", phase=self._state.phase, detail=self._state.detail)
         elif isinstance(event, boot.Waiting) and self._state.detail != before.detail:
             log.info("waiting", phase=self._state.phase, detail=self._state.detail)
+        # When the machine has settled, and whenever something went wrong.
+        if isinstance(event, boot.Probed | boot.Refused | boot.EngineExited) or (
+            isinstance(event, boot.FetchExited) and event.status != 0
+        ):
+            self._see_the_doctor()
         return actions
+
+    def _see_the_doctor(self) -> None:
+        if not self._examining:
+            self._examining = True
+            self._spawn(self._examine())
+
+    async def _examine(self) -> None:
+        try:
+            findings = tuple(await asyncio.to_thread(self._world.examine, self._settings))
+        except Exception:
+            log.exception("doctor_failed")  # its findings are good to have, not needed
+            return
+        finally:
+            self._examining = False
+        for finding in findings:
+            if finding in self._findings:
+                continue
+            if finding.level == "ok":
+                log.info("finding", check=finding.check, level=finding.level, sentence=finding.sentence)
+            else:
+                log.warning(
+                    "finding",
+                    check=finding.check,
+                    level=finding.level,
+                    sentence=finding.sentence,
+                    command=finding.command,
+                )
+        self._findings = findings
+        self._publish()
 
     async def _perform(self, action: boot.Action) -> list[boot.Event]:
         """Carry out one action; returns what is known at once. Slow ones report later."""
@@ -420,6 +462,11 @@ class Controller:
                 engine.limits.set_result(message)
         elif isinstance(message, Tokens | Rejected):
             engine.answers.put_nowait(message)
+        elif isinstance(message, Statistics):
+            engine.statistics = message
+            busy = message.running + message.waiting > 0
+            self._events.put_nowait(boot.EngineWork(engine.pid, busy, work_done(message)))
+            return
         self._events.put_nowait(boot.EngineAnswered(engine.pid))
 
     async def _prove(self, pid: int) -> None:
@@ -430,13 +477,25 @@ class Controller:
         connection = engine.connection
         while not engine.answers.empty():
             engine.answers.get_nowait()
+        before, request = work_done(engine.statistics), next(engine.requests)
         try:
             async with asyncio.timeout(self._policy.proof):
                 limits = await asyncio.shield(engine.limits)
-                answer = await proof.decode(connection, engine.answers, limits.token_count, request=1)
+                answer = await proof.decode(connection, engine.answers, limits.token_count, request)
             key = proof_key(self._settings.options, connection.hello.fingerprint)
             first = proof.compare(self._settings.state / "proofs", key, answer)
+        except proof.BusyError as error:
+            log.info("proof_skipped", reason=str(error))
+            await asyncio.sleep(self._policy.backoff)
+            self._events.put_nowait(boot.ProofSkipped(pid))
         except TimeoutError:
+            with contextlib.suppress(OSError):
+                await connection.send(Cancel(id=request))
+            now = engine.statistics
+            if now.running + now.waiting > 1 and work_done(now) != before:
+                log.info("proof_skipped", reason="the engine is at work for others")
+                self._events.put_nowait(boot.ProofSkipped(pid))
+                return
             reason = f"no answer to the proof prompt within {self._policy.proof:g} s"
             self._events.put_nowait(boot.ProofFailed(pid, reason))
         except (proof.ProofError, OSError) as error:
@@ -468,6 +527,7 @@ class Controller:
             engine_pid=state.engine_pid,
             plan=state.plan,
             url=self._settings.url,
+            findings=self._findings,
             log=tuple(self._logs[state.failing]) if state.failing else (),
         )
 
@@ -518,6 +578,12 @@ def engine_config(settings: Settings, files: RunFiles, plan: PlanLike) -> dict[s
     }
 
 
+def work_done(statistics: Statistics) -> int:
+    """A number that changes whenever the engine has done anything for anybody."""
+    now = statistics
+    return now.rounds + now.prompt_tokens + now.generated_tokens + now.cancelled + now.failed
+
+
 def proof_key(options: Options, fingerprint: str) -> dict[str, str]:
     """All that may change the tokens of a greedy answer: artifact, device, number formats, program versions."""
     return {
@@ -559,9 +625,14 @@ async def run(config: ControllerConfig, surroundings: Surroundings) -> None:
 
 def this_machine() -> Surroundings:
     """The machine we run on."""
-    from appliance.sizing import make_plan, probe_machine  # noqa: PLC0415  (NVML is loaded only for this)
+    from appliance import doctor  # noqa: PLC0415  (NVML is loaded only for these)
+    from appliance.sizing import make_plan, probe_machine  # noqa: PLC0415
 
-    return Surroundings(probe=probe_machine, plan=make_plan)
+    def examine(settings: Settings) -> list[Finding]:
+        # The artifact was verified by `fetch`; nobody reads 18 GB twice at a start.
+        return [finding.told() for finding in doctor.examine(settings, hash_artifact=False)]
+
+    return Surroundings(probe=probe_machine, plan=make_plan, examine=examine)
 
 
 def main(arguments: Sequence[str], surroundings: Surroundings | None = None) -> int:

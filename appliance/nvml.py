@@ -49,6 +49,17 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Condition:
+    """How a card is kept. Limits are in watts; None where the card has no such thing or does not say."""
+
+    power_limit: float | None
+    power_default: float | None
+    ecc: bool | None
+    ecc_after_reboot: bool | None
+    uncorrected_errors: int | None  # since the driver was loaded
+
+
+@dataclass(frozen=True, slots=True)
 class Handle:
     """A device of NVML: a card, or a slice of one."""
 
@@ -117,6 +128,26 @@ class NvidiaMl:
             for item in self._optional(question, handle.raw) or []:
                 found[item.pid] = item.usedGpuMemory
         return list(found.items())
+
+    def condition(self, handle: Handle) -> Condition:
+        """Power and error correction. A slice of a card has neither."""
+        library, raw = self._library, handle.raw
+        limit = self._optional(library.nvmlDeviceGetEnforcedPowerLimit, raw)
+        default = self._optional(library.nvmlDeviceGetPowerManagementDefaultLimit, raw)
+        ecc = self._optional(library.nvmlDeviceGetEccMode, raw)
+        errors = self._optional(
+            library.nvmlDeviceGetTotalEccErrors,
+            raw,
+            library.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            library.NVML_VOLATILE_ECC,
+        )
+        return Condition(
+            power_limit=None if limit is None else limit / 1000,
+            power_default=None if default is None else default / 1000,
+            ecc=None if ecc is None else bool(ecc[0]),
+            ecc_after_reboot=None if ecc is None else bool(ecc[1]),
+            uncorrected_errors=None if errors is None else int(errors),
+        )
 
     def _handle(self, raw: Any, card: Any) -> Handle:
         major, minor = self._ask(self._library.nvmlDeviceGetCudaComputeCapability, card)

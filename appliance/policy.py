@@ -16,4 +16,5 @@ class Policy:
     boot_silence: float = 600.0  # the longest step of a boot that reports nothing
     silence: float = 30.0  # no answer while ready
     proof: float = 60.0
+    idle: float = 300.0  # without a request, before the engine is proved again; a proof starts the count anew
     linger: float = 2.0  # a failed box answers /health with the reason for this long

@@ -20,6 +20,10 @@ class ProofError(Exception):
     """The engine did not give an answer, or another one than before."""
 
 
+class BusyError(Exception):
+    """The engine has no room for the proof now. That is an answer of a kind, but not the one asked for."""
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What was decoded under `key`."""
 
@@ -41,6 +45,7 @@ async def decode(
 
     Raises:
         ProofError: the engine refused, failed, went away, or finished without a valid token.
+        BusyError: its queue is full, or the prompt waited too long in it.
         OSError: the connection ended.
     """
     ids = pack_ids(prompt(token_count))
@@ -52,6 +57,8 @@ async def decode(
         if message is None:
             raise ProofError("the engine closed the connection")
         if isinstance(message, Rejected) and message.id == request:
+            if message.code in ("overloaded", "queue_timeout"):
+                raise BusyError(message.message)
             raise ProofError(f"the engine refused the prompt: {message.message}")
         if not isinstance(message, Tokens):
             continue

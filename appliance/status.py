@@ -68,6 +68,7 @@ def lines(status: Status) -> list[str]:
             found.append(f"progress {state.done} of {state.total} {state.unit}")
         found.append(f"engine restarts {state.restarts}")
         found += [f"{name} {state.plan[name]}" for name in PLAN_ROWS if name in state.plan]
+        found += [f"doctor: {one.sentence}; type: {one.command}" for one in state.findings if one.level != "ok"]
     return [*found, *(f"{name:<12}{text}" for name, text in status.programs.items())]
 
 

@@ -3,11 +3,23 @@
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from engine.protocol import Phase
+
+Level = Literal["ok", "warning", "bad"]
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What one check of the doctor says: a sentence, and the command to type. `fixable`: `doctor --fix` does it."""
+
+    check: str
+    level: Level
+    sentence: str
+    command: str = ""
+    fixable: bool = False
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +36,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     engine_pid: int | None = None
     plan: dict[str, Any] = {}
     url: str = ""
+    findings: tuple[Finding, ...] = ()  # of the doctor
     log: tuple[str, ...] = ()  # the last lines of the program that failed
 
 

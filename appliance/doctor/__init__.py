@@ -1,39 +1,83 @@
-"""`ninfer-appliance doctor`: one check a file; each finds one thing that would keep the box from starting."""
+"""`ninfer-appliance doctor`: one check a file; each finds one thing that would keep the box from working well."""
 
-from appliance.doctor import artifact, device, disk, packages, permissions, port
-from appliance.doctor.finding import Check, Finding, Surroundings
-from appliance.owner import running_owner
+from appliance.doctor import (
+    artifact,
+    cdi,
+    clock,
+    container,
+    device,
+    disk,
+    driver,
+    ecc,
+    keys,
+    memory,
+    nodes,
+    packages,
+    permissions,
+    port,
+    power,
+    triton,
+)
+from appliance.doctor.facts import Facts
+from appliance.doctor.finding import Check, Finding
+from appliance.doctor.look import look
 from appliance.settings import Settings
 
-CHECKS: tuple[tuple[str, Check], ...] = (
-    ("permissions", permissions.check),
-    ("disk", disk.check),
-    ("port", port.check),
-    ("packages", packages.check),
-    ("device", device.check),
-    ("artifact", artifact.check),
+CHECKS: tuple[tuple[str, Check], ...] = tuple(
+    (module.NAME, module.check)
+    for module in (
+        permissions,
+        keys,
+        disk,
+        memory,
+        port,
+        clock,
+        packages,
+        device,
+        nodes,
+        driver,
+        container,
+        cdi,
+        power,
+        ecc,
+        triton,
+        artifact,
+    )
 )
 
-__all__ = ["CHECKS", "Check", "Finding", "Surroundings", "examine", "repair"]
+__all__ = ["CHECKS", "Check", "Facts", "Finding", "examine", "repair"]
 
 
-def examine(settings: Settings, world: Surroundings | None = None) -> list[Finding]:
-    """Run every check. One that fails itself is a finding too."""
-    world = world or Surroundings(own_box_runs=lambda: running_owner(settings.state) is not None)
-    return [_run(name, check, settings, world) for name, check in CHECKS]
+def examine(settings: Settings, facts: Facts | None = None, *, hash_artifact: bool = True) -> list[Finding]:
+    """Run every check on `facts`, by default those of this machine. What could not be looked at is a finding too.
+
+    Without `hash_artifact` an artifact that was not verified before is only opened.
+    """
+    facts = look(settings, hash_artifact=hash_artifact) if facts is None else facts
+    findings = [_run(name, check, settings, facts) for name, check in CHECKS if name not in facts.unseen]
+    return findings + [
+        Finding(check=name, level="bad", sentence=f"could not look: {reason}", command="ninfer-appliance status")
+        for name, reason in facts.unseen.items()
+    ]
 
 
-def repair(settings: Settings, findings: list[Finding], world: Surroundings | None = None) -> list[Finding]:
-    """Do the repairs we can do ourselves, then look again."""
+def repair(findings: list[Finding]) -> list[str]:
+    """Do the repairs we can do ourselves; returns what went wrong."""
+    failed: list[str] = []
     for finding in findings:
         if finding.repair is not None:
-            finding.repair()
-    return examine(settings, world)
+            try:
+                finding.repair()
+            except OSError as error:
+                failed.append(f"{finding.check}: {error}; type: {finding.command}")
+    return failed
 
 
-def _run(name: str, check: Check, settings: Settings, world: Surroundings) -> Finding:
+def _run(name: str, check: Check, settings: Settings, facts: Facts) -> Finding:
     try:
-        return check(settings, world)
+        return check(settings, facts)
     except Exception as error:
         # Whatever it is, the other checks are worth having.
-        return Finding(check=name, good=False, sentence=f"could not look: {error!r}", command="ninfer-appliance status")
+        return Finding(
+            check=name, level="bad", sentence=f"could not judge: {error!r}", command="ninfer-appliance status"
+        )

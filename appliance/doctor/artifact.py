@@ -2,31 +2,29 @@
 
 import shlex
 
-from appliance.doctor.finding import Finding, Surroundings
+from appliance.doctor.facts import Facts
+from appliance.doctor.finding import Finding
 from appliance.settings import Settings
-from downloader.catalog import find, read_catalog
-from downloader.verify import is_verified
-from engine.artifact import Artifact
-from engine.exits import NInferError
+
+NAME = "artifact"
 
 
-def check(settings: Settings, world: Surroundings) -> Finding:
+def check(settings: Settings, facts: Facts) -> Finding:
     """The pinned bytes (hashed, unless they are unchanged since they last were), and the container's own checks."""
-    path = settings.artifact
+    found, path = facts.artifact, settings.artifact
     command = "ninfer-appliance up"
     if settings.fetch:
-        pin = find(read_catalog(settings.catalog), settings.model)
-        folder = shlex.quote(str(settings.models))
-        catalog = shlex.quote(str(settings.catalog))
+        catalog, folder = shlex.quote(str(settings.catalog)), shlex.quote(str(settings.models))
         command = f"download-model {settings.model} --catalog {catalog} --dir {folder}"
-        if not path.exists():
-            sentence = f"{path} is not here yet; `up` fetches it"
-            return Finding(check="artifact", good=pin.url is not None, sentence=sentence, command=command)
-        if not is_verified(path, pin):
-            return Finding(check="artifact", good=False, sentence=f"{path} is not the pinned bytes", command=command)
-    try:
-        with Artifact.open(path) as artifact:
-            name = artifact.name
-    except (NInferError, OSError) as error:
-        return Finding(check="artifact", good=False, sentence=f"{path}: {error}", command=command)
-    return Finding(check="artifact", good=True, sentence=f"{path} holds {name}")
+    if not found.present:
+        return Finding(
+            check=NAME,
+            level="ok" if found.fetchable else "bad",
+            sentence=f"{path} is not here yet; `up` fetches it",
+            command=command,
+        )
+    if found.verified is False:
+        return Finding(check=NAME, level="bad", sentence=f"{path} is not the pinned bytes", command=command)
+    if found.fault:
+        return Finding(check=NAME, level="bad", sentence=f"{path}: {found.fault}", command=command)
+    return Finding(check=NAME, sentence=f"{path} holds {found.name}{', verified' if found.verified else ''}")

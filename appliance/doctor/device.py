@@ -1,46 +1,48 @@
-"""Is there a card, with a driver, that this process may open? Asked of the kernel, not of nvidia-smi."""
+"""Is there a card, with a driver? Asked of the kernel, not of nvidia-smi."""
 
-from appliance.doctor.finding import Finding, Surroundings
+from appliance.doctor.facts import Facts
+from appliance.doctor.finding import Finding
 from appliance.settings import Settings
 
+NAME = "device"
 OLDEST_DRIVER = 525
 
 
-def check(settings: Settings, world: Surroundings) -> Finding:
-    """PCI bus, driver version, device nodes."""
-    cards, driver = world.cards(), world.driver()
+def check(settings: Settings, facts: Facts) -> Finding:
+    """PCI bus and driver version."""
     wanted = settings.options.device
     if wanted == "cpu":
-        return Finding(check="device", good=True, sentence="--device cpu: no card is used")
-    if not cards:
-        sentence = "no NVIDIA card on the PCI bus: the CPU is used"
+        return Finding(check=NAME, sentence="--device cpu: no card is used")
+    if not facts.cards:
+        if facts.gpus:  # WSL has cards that are on no bus
+            return Finding(check=NAME, sentence=f"{facts.gpus[0].name}, which is on no PCI bus")
+        if wanted == "auto":
+            return Finding(check=NAME, sentence="no NVIDIA card on the PCI bus: the CPU is used")
         return Finding(
-            check="device",
-            good=wanted == "auto",
-            sentence=sentence if wanted == "auto" else f"--device {wanted}, but no NVIDIA card is on the PCI bus",
+            check=NAME,
+            level="bad",
+            sentence=f"--device {wanted}, but no NVIDIA card is on the PCI bus",
             command="ninfer-appliance up --device cpu",
         )
-    where = ", ".join(card.address for card in cards)
-    if driver is None:
+    where = ", ".join(facts.cards)
+    if facts.module is None:
         return Finding(
-            check="device",
-            good=False,
+            check=NAME,
+            level="bad",
             sentence=f"NVIDIA card at {where}, but no driver is loaded",
             command="sudo modprobe nvidia nvidia-uvm",
         )
-    version = ".".join(map(str, driver))
-    if driver[0] < OLDEST_DRIVER:
+    if int(facts.module.partition(".")[0]) < OLDEST_DRIVER:
         return Finding(
-            check="device",
-            good=False,
-            sentence=f"driver {version} is older than {OLDEST_DRIVER}",
+            check=NAME,
+            level="bad",
+            sentence=f"driver {facts.module} is older than {OLDEST_DRIVER}",
             command="install a newer NVIDIA driver with your distribution's updater",
         )
-    nodes = {node.name for node in world.device_nodes()}
-    for node, command in (
-        ("nvidiactl", "sudo nvidia-modprobe"),
-        ("nvidia-uvm", "sudo nvidia-modprobe -u -c 0"),
-    ):
-        if node not in nodes:
-            return Finding(check="device", good=False, sentence=f"/dev/{node} is missing", command=command)
-    return Finding(check="device", good=True, sentence=f"{len(cards)} card at {where}, driver {version}")
+    count = len(facts.cards)
+    return Finding(check=NAME, sentence=f"{count} card{'s' if count > 1 else ''} at {where}, driver {facts.module}")
+
+
+def used(settings: Settings, facts: Facts) -> bool:
+    """Whether a card with a loaded driver is wanted: otherwise there is nothing to ask about it."""
+    return settings.options.device != "cpu" and bool(facts.cards) and facts.module is not None

@@ -2,24 +2,21 @@
 
 import shlex
 
-from appliance.doctor.finding import Finding, Surroundings, existing_parent
+from appliance.doctor.facts import Facts
+from appliance.doctor.finding import Finding
 from appliance.settings import Settings
-from downloader.catalog import find, read_catalog
 
+NAME = "disk"
 SPARE_BYTES = 1 << 30
 
 
-def check(settings: Settings, world: Surroundings) -> Finding:
+def check(settings: Settings, facts: Facts) -> Finding:
     """Free bytes in the folder of artifacts against what is still to be fetched, and 1 GiB to spare."""
-    missing = 0
-    if settings.fetch and not settings.artifact.exists():
-        missing = find(read_catalog(settings.catalog), settings.model).bytes
-    free = world.free_bytes(existing_parent(settings.models))
+    missing = 0 if facts.artifact.present else facts.artifact.bytes
     need = missing + SPARE_BYTES
-    told = f"{free / 2**30:.1f} GiB free in {settings.models}, {need / 2**30:.1f} GiB needed"
     return Finding(
-        check="disk",
-        good=free >= need,
-        sentence=told,
-        command=f"du -xh --max-depth=2 {shlex.quote(str(existing_parent(settings.models)))} | sort -h | tail",
+        check=NAME,
+        level="ok" if facts.free_bytes >= need else "bad",
+        sentence=f"{facts.free_bytes / 2**30:.1f} GiB free in {settings.models}, {need / 2**30:.1f} GiB needed",
+        command=f"du -xh --max-depth=2 {shlex.quote(str(settings.models))} | sort -h | tail",
     )

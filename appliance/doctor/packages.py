@@ -2,21 +2,22 @@
 
 import sys
 
-from appliance.doctor.finding import Finding, Surroundings
+from appliance.doctor.facts import Facts
+from appliance.doctor.finding import Finding
 from appliance.settings import Settings
 
+NAME = "packages"
 NEEDED = ("aiohttp", "jinja2", "msgspec", "numpy", "psutil", "pydantic", "supervisor", "tokenizers", "torch")
 
 
-def check(settings: Settings, world: Surroundings) -> Finding:
+def check(settings: Settings, facts: Facts) -> Finding:
     """Presence by metadata: nothing is imported."""
-    versions = {name: world.package_version(name) for name in NEEDED}
-    absent = [name for name, version in versions.items() if version is None]
+    absent = [name for name in NEEDED if facts.packages.get(name) is None]
     if absent:
         return Finding(
-            check="packages",
-            good=False,
+            check=NAME,
+            level="bad",
             sentence=f"{sys.executable} lacks {', '.join(absent)}",
             command="./run.sh --setup-only",
         )
-    return Finding(check="packages", good=True, sentence=f"all there, torch {versions['torch']}")
+    return Finding(check=NAME, sentence=f"all there, torch {facts.packages['torch']}")

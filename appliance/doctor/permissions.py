@@ -1,44 +1,41 @@
-"""May we write where we must, and can nobody else read the keys?"""
+"""May we write where we must, and is what is private closed to others?"""
 
-import os
 import shlex
-from pathlib import Path
 
-from appliance.doctor.finding import Finding, Surroundings, existing_parent
+from appliance.doctor.facts import Facts
+from appliance.doctor.finding import Finding
 from appliance.settings import Settings
 
+NAME = "permissions"
 
-def check(settings: Settings, world: Surroundings) -> Finding:
+
+def check(settings: Settings, facts: Facts) -> Finding:
     """Home, cache and state are writable; state is closed to others. The artifacts may be read-only."""
-    name = "permissions"
-    for folder in (settings.home, settings.cache, settings.state):
-        present = existing_parent(folder)
-        if not present.is_dir():
+    for place in facts.places:
+        present = shlex.quote(str(place.present))
+        if not place.folder:
             return Finding(
-                check=name,
-                good=False,
-                sentence=f"{present} is a file, a folder is needed",
-                command=f"mv {shlex.quote(str(present))} {shlex.quote(str(present) + '.old')}",
+                check=NAME,
+                level="bad",
+                sentence=f"{place.present} is a file, a folder is needed",
+                command=f"mv {present} {shlex.quote(str(place.present) + '.old')}",
             )
-        if not os.access(present, os.W_OK | os.X_OK):
+        if not place.writable:
             return Finding(
-                check=name,
-                good=False,
-                sentence=f"{present} is not writable for user {os.geteuid()}",
-                command=f"sudo chown -R {os.geteuid()}:{os.getegid()} {shlex.quote(str(present))}",
+                check=NAME,
+                level="bad",
+                sentence=f"{place.present} is not writable for user {facts.user}",
+                command=f"sudo chown -R {facts.user}:{facts.group} {present}",
             )
-    if settings.state.exists() and settings.state.stat().st_mode & 0o077:
+    state = facts.state
+    if state.exists and state.mode & 0o077:
         return Finding(
-            check=name,
-            good=False,
-            sentence=f"{settings.state} is open to other users",
-            command=f"chmod 700 {shlex.quote(str(settings.state))}",
-            repair=lambda: _close(settings.state),
+            check=NAME,
+            level="bad",
+            sentence=f"{state.path} is open to other users",
+            command=f"chmod 700 {shlex.quote(str(state.path))}",
+            repair=lambda: state.path.chmod(0o700),
         )
-    if not settings.home.exists():
-        return Finding(check=name, good=True, sentence=f"{settings.home} can be made")
-    return Finding(check=name, good=True, sentence=f"{settings.home} is writable")
-
-
-def _close(folder: Path) -> None:
-    folder.chmod(0o700)
+    if facts.places and not facts.places[0].exists:
+        return Finding(check=NAME, sentence=f"{settings.home} can be made")
+    return Finding(check=NAME, sentence=f"{settings.home} is writable")

@@ -7,14 +7,16 @@ from collections.abc import Awaitable, Callable
 import structlog
 from aiohttp import web
 
+from engine.api.auth import has_key
 from engine.api.chat import chat_completions
-from engine.api.discovery import health, load, metrics, model, models, props, root
+from engine.api.discovery import findings_for, health, load, metrics, model, models, props, root
 from engine.api.errors import RETRY_AFTER, ApiError, internal
 from engine.api.messages import count_tokens, messages
 from engine.api.openapi import openapi
 from engine.api.readiness import progress_of
 from engine.api.responses import routes as responses
 from engine.api.service import SERVICE, Service
+from engine.api.status_page import page
 from engine.log import get_logger
 from engine.version import version
 
@@ -43,6 +45,7 @@ def create_app(service: Service) -> web.Application:
     app[SERVICE] = service
     app.on_response_prepare.append(_identify)
     app.router.add_head("/", root)
+    app.router.add_get("/", page, allow_head=False)
     app.router.add_get("/health", health)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/v1/models", models)
@@ -144,9 +147,11 @@ async def _ready(request: web.Request, handler: Handler) -> web.StreamResponse:
     status = service.readiness.status()
     if status.phase == "ready" or (service.ready.is_set() and request.path == "/metrics"):
         return await handler(request)
+    if (request.method, request.path) == ("GET", "/"):
+        return await page(request)
     phase = {"phase": status.phase, "detail": status.detail, "progress": progress_of(status)}
     if request.path == "/health":
-        body = {"status": "unavailable", "version": version()} | phase
+        body = {"status": "unavailable", "version": version()} | phase | findings_for(request)
     else:
         shown = f"the model is not ready: {status.phase}" + (f" ({status.detail})" if status.detail else "")
         error = ApiError(503, shown, kind="service_unavailable", code="model_loading")
@@ -189,4 +194,6 @@ async def _authorised(request: web.Request, handler: Handler) -> web.StreamRespo
 def _needs_key(request: web.Request) -> bool:
     if request.method in ("GET", "HEAD") and request.path == "/health":
         return False
+    if (request.method, request.path) == ("GET", "/") and not has_key(request.headers):
+        return False  # it then shows the phase alone
     return request.method != "OPTIONS" and (request.method, request.path) != ("HEAD", "/")

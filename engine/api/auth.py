@@ -145,6 +145,11 @@ class Keys:
         return peer
 
 
+def has_key(headers: Mapping[str, str]) -> bool:
+    """Whether any key came, right or wrong."""
+    return bool(_given(headers))
+
+
 def _given(headers: Mapping[str, str]) -> list[str]:
     scheme, _, token = headers.get("Authorization", "").strip().partition(" ")
     given = [token.strip()] if scheme.lower() == "bearer" else []

@@ -5,17 +5,25 @@ from typing import Any
 
 from aiohttp import web
 
+from engine.api.access import is_keeper
 from engine.api.errors import ApiError
 from engine.api.metrics import CONTENT_TYPE
 from engine.api.sampling import AskedSampling, resolve_sampling
 from engine.api.service import SERVICE, Service
+from engine.api.status_page import troubles
 from engine.plan.geometry import PAGE_TOKENS, pages_of
 from engine.version import version
 
 
-async def health(_: web.Request) -> web.Response:
+async def health(request: web.Request) -> web.Response:
     """200 while requests are served; the readiness check answers otherwise."""
-    return web.json_response({"status": "ok", "version": version()})
+    return web.json_response({"status": "ok", "version": version()} | findings_for(request))
+
+
+def findings_for(request: web.Request) -> dict[str, Any]:
+    """`findings` of the doctor that are not well, where there are some and the caller is a keeper of the box."""
+    found = troubles(request.app[SERVICE])
+    return {"findings": found} if found and is_keeper(request) else {}
 
 
 async def root(_: web.Request) -> web.Response:

@@ -153,6 +153,7 @@ def _close(running: Exchange) -> None:
     duration = account.ended - account.arrived
     service.metrics.ended(running.outcome, account, duration, running.key)
     service.totals.ended(account)
+    service.totals.remember(account, running.protocol, running.outcome)
     service.records.ended(running)
     log.info(
         "request_done",

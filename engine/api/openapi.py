@@ -51,7 +51,10 @@ class AnthropicError(Answer):
 
 
 class Health(Answer):
-    """Whether requests are served; `phase`, `detail` and `progress` while they are not."""
+    """Whether requests are served; `phase`, `detail` and `progress` while they are not.
+
+    `findings` of the doctor that are not well: for callers with a key, or on the machine itself.
+    """
 
     status: Literal["ok", "unavailable"]
     version: str
@@ -192,6 +195,7 @@ _RESPONSE = "/v1/responses/{id}"
 
 OPERATIONS = (
     Operation(method="head", path="/", summary="Whether somebody is there", media="", key=False),
+    Operation(method="get", path="/", summary="The status page", media="text/html", key=False),
     Operation(method="get", path="/health", summary="Whether requests are served", answer=Health, key=False),
     Operation(method="get", path="/metrics", summary="Prometheus metrics", media="text/plain"),
     Operation(method="get", path="/openapi.json", summary="This description", media="application/json"),

@@ -30,6 +30,11 @@ class Readiness:
         self.open = False  # set once the start is on record; until then nobody is told that we are ready
 
     @property
+    def state(self) -> State | None:
+        """What the controller wrote last; None without a controller."""
+        return self._state
+
+    @property
     def model(self) -> ServedModel | None:
         """The model to serve, when ready."""
         return self._loader.current if self._found().phase == "ready" else None

@@ -1,10 +1,27 @@
 """What the engines of this process have done, in sums that survive an engine's restart (spec/serving.md §5.3)."""
 
 import time
-from dataclasses import dataclass, replace
+from collections import deque
+from dataclasses import dataclass, field, replace
 
 from engine.api.generation import Account
 from engine.protocol import Statistics
+
+RECENT = 10  # requests
+
+
+@dataclass(frozen=True)
+class Recent:
+    """How one request ended. Nothing of what it said. `ended` is Unix time, the others are seconds from arrival."""
+
+    ended: float
+    protocol: str
+    outcome: str
+    prompt_tokens: int
+    cached_tokens: int
+    generated: int
+    first_token: float | None
+    seconds: float
 
 
 @dataclass
@@ -21,6 +38,7 @@ class Totals:
     decode_seconds: float = 0.0
     reused_tokens: int = 0
     last_request: dict[str, float] | None = None
+    recent: deque[Recent] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def statistics(self, before: Statistics, now: Statistics) -> None:
         """Add what happened between two reports of one engine."""
@@ -45,6 +63,22 @@ class Totals:
             "inter_token_seconds": round(wall / (account.generated - 1), 9),
             "decode_host_seconds": 0.0,  # not measured
         }
+
+    def remember(self, account: Account, protocol: str, outcome: str) -> None:
+        """Keep how a request ended, for the status page."""
+        first = None if account.first_token is None else account.first_token - account.arrived
+        self.recent.append(
+            Recent(
+                ended=time.time(),
+                protocol=protocol,
+                outcome=outcome,
+                prompt_tokens=account.prompt_tokens,
+                cached_tokens=account.cached_tokens,
+                generated=account.generated,
+                first_token=first,
+                seconds=(account.ended or time.monotonic()) - account.arrived,
+            )
+        )
 
     @property
     def uptime(self) -> float:

@@ -1,6 +1,7 @@
 """The boot state machine: examples of each path, and properties over all histories."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterable
 
 import pytest
@@ -240,6 +241,8 @@ events = st.one_of(
     st.builds(boot.EngineExited, pids, statuses),
     st.builds(boot.Proved, pids, st.just("")),
     st.builds(boot.ProofFailed, pids, st.just("x")),
+    st.builds(boot.ProofSkipped, pids),
+    st.builds(boot.EngineWork, pids, st.booleans(), st.integers(0, 3)),
     st.builds(boot.ApiExited, statuses),
     st.just(boot.Tick()),
 )
@@ -337,3 +340,122 @@ def test_the_state_is_a_value() -> None:
     step(state, boot.Begin(fetch=True), 1.0, POLICY)
     assert state == BootState()
     assert dataclasses.is_dataclass(state)
+
+
+# Proofs of an engine that has nothing to do
+
+READY: list[boot.Event] = [*UP_TO_PROOF, boot.Proved(9, "")]
+IDLE = boot.EngineWork(9, False, 70)
+
+
+def idle(state: BootState, now: float, seconds: float, every: float = 7.5) -> tuple[BootState, float, list[float]]:
+    """Report idleness for a while; proofs succeed at once. Returns when they began."""
+    proofs: list[float] = []
+    end = now + seconds
+    while now + every <= end:
+        now += every
+        state, actions = step(state, IDLE, now, POLICY)
+        if actions:
+            assert actions == (boot.Prove(9),)
+            proofs.append(now)
+            state, actions = step(state, boot.Proved(9, ""), now, POLICY)
+            assert actions == ()
+    return state, now, proofs
+
+
+def test_an_idle_engine_is_proved_every_five_minutes() -> None:
+    state, _ = play(READY)
+    start = float(len(READY))
+    state, now, proofs = idle(state, start, 299)
+    assert proofs == []
+    state, now, proofs = idle(state, now, 1000)
+    assert len(proofs) == 4
+    assert proofs[0] - start < POLICY.idle + 10
+    assert all(POLICY.idle <= later - sooner < POLICY.idle + 10 for sooner, later in itertools.pairwise(proofs))
+    assert state.phase == "ready"
+
+
+@pytest.mark.parametrize("work", [boot.EngineWork(9, True, 70), boot.EngineWork(9, False, 71)])
+def test_work_puts_the_proof_off(work: boot.EngineWork) -> None:
+    """Also work that began and ended between two reports: the count has grown."""
+    state, now, _ = idle(play(READY)[0], float(len(READY)), 250)
+    state, actions = step(state, work, now, POLICY)
+    assert actions == ()
+    _, _, proofs = idle(dataclasses.replace(state, work_done=70), now, POLICY.idle - 5)
+    assert proofs == []
+
+
+def test_an_idle_engine_with_another_answer_is_replaced() -> None:
+    state, now = play(READY)[0], float(len(READY)) + POLICY.idle
+    state, _ = step(state, IDLE, now, POLICY)
+    assert step(state, IDLE, now + 1000, POLICY)[1] == (), "one proof at a time"
+    state, actions = step(state, boot.ProofFailed(9, "the answer changed"), now, POLICY)
+    assert actions == (boot.KillEngine("proof failed: the answer changed"),)
+    assert (state.phase, state.proven) == ("prove", False)
+    state, _ = step(state, boot.EngineExited(9, -1), now, POLICY)
+    assert (state.phase, state.restarts, len(state.engine_exits)) == ("probe", 1, 1)
+    assert "the answer changed" in state.detail
+
+
+def test_failed_proofs_end_the_box_like_any_crash_loop() -> None:
+    policy = Policy(idle=10.0)
+    state, now = step(BootState(), boot.Begin(fetch=False), 0.0, policy)[0], 0.0
+    for pid in range(1, policy.exits + 1):
+        for event in (
+            boot.Tick(), boot.Probed(""), boot.Planned("", {}), boot.EngineStarted(pid), boot.EngineBoot(pid, "ready"),
+            boot.Proved(pid, ""),
+        ):  # fmt: skip
+            state, _ = step(state, event, now, policy)
+        now += policy.idle
+        state, actions = step(state, boot.EngineWork(pid, False, 0), now, policy)
+        assert actions == (boot.Prove(pid),)
+        state, _ = step(state, boot.ProofFailed(pid, "garbage"), now, policy)
+        state, _ = step(state, boot.EngineExited(pid, -1), now, policy)
+        now += policy.backoff_limit
+    assert (state.phase, state.exit_code) == ("failed", ExitCode.RUNTIME)
+    assert "garbage" in state.detail
+
+
+def test_a_proof_without_room_says_nothing() -> None:
+    state, now = play(READY)[0], float(len(READY)) + POLICY.idle
+    state, _ = step(state, IDLE, now, POLICY)
+    state, actions = step(state, boot.ProofSkipped(9), now, POLICY)
+    assert (actions, state.phase, state.proven, state.idle_since) == ((), "ready", True, now)
+
+
+reports = st.builds(
+    boot.EngineWork, st.just(9), st.sampled_from([False] * 5 + [True]), st.sampled_from([70] * 5 + [71])
+)
+judgements = st.sampled_from([boot.Proved(9, ""), boot.ProofSkipped(9), boot.Proved(9, ""), boot.ProofFailed(9, "x")])
+
+
+@given(st.lists(st.tuples(st.one_of(reports, reports, reports, judgements), st.floats(0, 200)), max_size=80))
+def test_proofs_are_never_closer_than_the_idle_time(history: list[tuple[boot.Event, float]]) -> None:
+    state, now = play(READY)[0], float(len(READY))
+    last = now  # a proof began, ended, or there was work
+    under_way, done = False, None
+    for event, wait in history:
+        now += wait
+        ready = state.phase == "ready"
+        state, actions = step(state, event, now, POLICY)
+        proves = [action for action in actions if isinstance(action, boot.Prove)]
+        kills = [action for action in actions if isinstance(action, boot.KillEngine)]
+        if proves:
+            assert ready
+            assert not under_way
+            assert isinstance(event, boot.EngineWork)
+            assert not event.busy
+            assert now - last >= POLICY.idle
+            under_way, last = True, now
+        elif isinstance(event, boot.EngineWork):
+            if not under_way and (event.busy or (done is not None and event.done != done)):
+                last = now
+        elif under_way:
+            assert bool(kills) == isinstance(event, boot.ProofFailed)
+            under_way, last, done = False, now, None
+        else:
+            assert not actions
+        if isinstance(event, boot.EngineWork) and not under_way:
+            done = event.done
+        if kills:
+            return

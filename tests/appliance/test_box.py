@@ -44,6 +44,9 @@ def test_a_box_from_power_on_to_stop(make_box: MakeBox) -> None:
     assert state.url == f"http://127.0.0.1:{box.port}"
     assert state.exit_code is None
     assert box.health()[0] == 200
+    state = box.wait(lambda now: now.phase == "ready" and now.findings)
+    assert [(one.check, one.level, one.command) for one in state.findings] == [("disk", "warning", "du -xh")]
+    assert box.output.count("home is small") == 1, "one line each"
 
     # Nothing of supervisord on TCP (X6).
     everyone = box.everyone()
@@ -104,6 +107,17 @@ def test_a_box_from_power_on_to_stop(make_box: MakeBox) -> None:
     assert (final.exit_code, final.engine_pid) == (0, None)
     assert box.command("status").returncode == 3
     assert "no box" in box.command("stop").stdout
+
+
+def test_an_idle_engine_that_goes_wrong_is_replaced(make_box: MakeBox) -> None:
+    box = make_box(engine={"later": [4, 5, 6]})
+    box.policy |= {"idle": 0.4, "silence": 0.4}
+    box.start()
+    first = box.ready()
+    again = box.wait(lambda now: now.phase == "ready" and now.restarts >= 1)
+    assert again.engine_pid != first.engine_pid
+    assert box.output.count("engine_proved") >= 2
+    assert "proof failed: the answer changed: [4, 5, 6] now, [1, 2, 3] before" in box.output
 
 
 def test_five_kills_end_the_box(make_box: MakeBox) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import pytest
 from hypothesis import given
@@ -69,6 +69,12 @@ async def test_an_answer_of_several_rounds() -> None:
 async def test_what_is_no_answer(messages: tuple[EngineMessage | None, ...], reason: str) -> None:
     with pytest.raises(proof.ProofError, match=reason):
         await decode(*messages)
+
+
+@pytest.mark.parametrize("code", ["overloaded", "queue_timeout"])
+async def test_a_busy_engine_is_not_a_wrong_one(code: Literal["overloaded", "queue_timeout"]) -> None:
+    with pytest.raises(proof.BusyError, match="full"):
+        await decode(Rejected(id=1, code=code, message="full"))
 
 
 async def test_an_engine_that_says_nothing_is_waited_for() -> None:

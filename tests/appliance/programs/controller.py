@@ -11,6 +11,7 @@ from typing import Any
 from appliance.controller import Surroundings, main
 from appliance.settings import Settings
 from engine.exits import DoesNotFitError
+from engine.state_file import Finding
 
 
 @dataclass(frozen=True)
@@ -40,5 +41,10 @@ def plan(settings: Settings, machine: object) -> FixedPlan:
     return FixedPlan()
 
 
+def examine(settings: Settings) -> list[Finding]:
+    """One thing to know."""
+    return [Finding(check="disk", level="warning", sentence=f"{settings.home} is small", command="du -xh")]
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], Surroundings(probe=probe, plan=plan)))
+    sys.exit(main(sys.argv[1:], Surroundings(probe=probe, plan=plan, examine=examine)))

@@ -29,6 +29,7 @@ from engine.protocol import (
 )
 
 LIMITS = Limits(max_context=4096, kv_capacity=4096, lanes=1, max_pending=4, token_count=1000)
+submits: list[int] = []  # by all clients; from the third on the answer is `later`, where the script has one
 
 
 def serve(connection: socket.socket, script: dict[str, Any], phase: list[Boot]) -> None:
@@ -60,7 +61,9 @@ def serve(connection: socket.socket, script: dict[str, Any], phase: list[Boot]) 
             if isinstance(message, AskStatistics) and not script.get("mute"):
                 send(Statistics())
             elif isinstance(message, Submit) and not script.get("no_answer"):
-                answer = pack_ids(script.get("answer", [1, 2, 3]))
+                submits.append(message.id)
+                ids = script["later"] if "later" in script and len(submits) > 2 else script.get("answer", [1, 2, 3])
+                answer = pack_ids(ids)
                 send(Tokens(round=1, lanes=(LaneTokens(id=message.id, token_ids=answer, finish="length"),)))
 
 
