@@ -140,13 +140,15 @@ def _make(folder: Path, name: str, build: dict[str, Any]) -> None:
         say(f"removing an environment of another version or a half-made one: {folder}")
         shutil.rmtree(folder)
     uv = shutil.which("uv")
-    if uv is None:
-        _check_venv()
-        say(f"making {folder}")
-        venv.EnvBuilder(with_pip=True, symlinks=True).create(folder)
-    else:
+    if uv is not None:
         say(f"making {folder} with uv")
-        subprocess.run([uv, "venv", "--quiet", "--seed", "--python", sys.executable, str(folder)], check=True)
+        command = [uv, "venv", "--quiet", "--clear", "--seed", "--python", sys.executable, str(folder)]
+        if subprocess.run(command, check=False).returncode == 0:
+            return
+        say("uv could not make it; trying without")
+    _check_venv()
+    say(f"making {folder}")
+    venv.EnvBuilder(with_pip=True, symlinks=True, clear=True).create(folder)
 
 
 def _finish(folder: Path, wanted: dict[str, str], have: dict[str, str], build: dict[str, Any]) -> None:

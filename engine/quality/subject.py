@@ -99,5 +99,5 @@ class Subject:
         hidden = self.hidden(token_ids)
         for begin in range(first, len(token_ids), SCORE_TILE):
             with torch.inference_mode():
-                logits = self.model.logits(hidden[begin : begin + SCORE_TILE])
-                yield begin, logits.log_softmax(-1)
+                rows = self.model.logits(hidden[begin : begin + SCORE_TILE]).log_softmax(-1)
+            yield begin, rows  # outside: two of these read in turn would leave the mode on for everybody

@@ -231,6 +231,7 @@ def test_a_killed_worker_is_replaced_and_nobody_notices() -> None:
                 loop.cycle()
             pid = made.pid
             assert pid is not None
+            time.sleep(0.3)  # until it is at rest: whom it works for when it dies is blamed
             os.kill(pid, signal.SIGKILL)
             end = time.monotonic() + 20
             while made.pid == pid and time.monotonic() < end:
