@@ -15,22 +15,21 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
 from appliance import boot, proof
 from appliance.controller_config import ControllerConfig
+from appliance.engine_start import PlanLike, engine_config, proof_key
 from appliance.events import Lines, ProcessLog, ProcessState, Stopping, SupervisorEvent, listen
 from appliance.policy import Policy
 from appliance.rpc import ProgramInfo, Supervisor, SupervisorGoneError
 from appliance.run_folder import RunFiles
-from appliance.settings import DRAIN_SECONDS, Settings
+from appliance.settings import Settings
 from engine.exits import ExitCode, NInferError
 from engine.log import configure, get_logger
-from engine.options import Options
 from engine.protocol import (
     AskStatistics,
     Boot,
@@ -54,18 +53,6 @@ PROGRESS_SECONDS = 0.2  # between two writes of state.json that differ only in p
 POLL_SECONDS = 5.0  # while the engine is connected: its end shows at once
 QUICK_POLL_SECONDS = 0.5  # while a program runs that we have no connection to
 FIRST_POLL_SECONDS = 0.2  # until supervisord delivers events, which it does after a listener's first second
-
-
-class PlanLike(Protocol):
-    """What the controller needs of a plan."""
-
-    @property
-    def max_context(self) -> int: ...
-    @property
-    def lanes(self) -> int: ...
-    @property
-    def kv_capacity(self) -> int: ...
-    def as_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -557,50 +544,10 @@ class Controller:
             self._end.set()
 
 
-def engine_config(settings: Settings, files: RunFiles, plan: PlanLike) -> dict[str, object]:
-    """The engine's configuration file, by field name of its `EngineConfig`."""
-    options = settings.options
-    return {
-        "artifact": str(settings.artifact),
-        "socket": str(files.engine_socket),
-        "device": options.device,
-        "kv_dtype": options.kv_dtype,
-        "gdn_state_fp16": options.gdn_state_fp16,
-        "max_context": plan.max_context,
-        "kv_capacity": plan.kv_capacity,
-        "lanes": plan.lanes,
-        "max_pending": options.max_pending_requests,
-        "pending_timeout_ms": options.pending_timeout_ms,
-        "prefill_chunk": options.prefill_chunk,
-        "drain_seconds": DRAIN_SECONDS,
-        "log_level": options.log_level,
-        "log_json": options.log_json,
-    }
-
-
 def work_done(statistics: Statistics) -> int:
     """A number that changes whenever the engine has done anything for anybody."""
     now = statistics
     return now.rounds + now.prompt_tokens + now.generated_tokens + now.cancelled + now.failed
-
-
-def proof_key(options: Options, fingerprint: str) -> dict[str, str]:
-    """All that may change the tokens of a greedy answer: artifact, device, number formats, program versions."""
-    return {
-        "fingerprint": fingerprint,
-        "device": options.device,
-        "kv_dtype": options.kv_dtype,
-        "gdn_state_fp16": str(options.gdn_state_fp16),
-        "prefill_chunk": str(options.prefill_chunk),
-        **{package: _version(package) for package in ("ninfer-appliance", "torch", "triton")},
-    }
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "-"
 
 
 def _last_state(file: Path) -> State | None:

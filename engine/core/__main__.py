@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Threads that spin at a barrier take the cores from each other as soon as anything else runs on the machine: a
     # step of nano went from 30 to 600 ms at a load of 6. Sleeping costs microseconds. Read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the plan numbers cards in bus order
     from engine.core.boot import run  # noqa: PLC0415 - a bad configuration is answered without loading torch
 
     return int(run(config))

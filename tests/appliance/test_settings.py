@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from appliance.controller import engine_config, proof_key
 from appliance.controller_config import ControllerConfig
+from appliance.engine_start import engine_config, proof_key
 from appliance.run_folder import RunFiles
 from appliance.settings import Settings, default_catalog, from_text, load_settings, settings_lines, values_as_text
 from appliance.supervisor import default_programs
@@ -120,6 +120,9 @@ def test_the_programs_understand_their_configuration(tmp_path: Path, artifact: P
     files.engine_config.write_bytes(msgspec.json.encode(engine_config(found, files, FixedPlan())))
     engine = read_config(files.engine_config)
     assert (engine.artifact, engine.max_context, engine.prefill_chunk) == (artifact, 4096, 256)
+    assert engine.device == "cpu"
+    files.engine_config.write_bytes(msgspec.json.encode(engine_config(found, files, FixedPlan(device="cuda:1"))))
+    assert read_config(files.engine_config).device == "1", "the card that was planned for, not the first one"
 
 
 def test_the_api_of_a_box_gets_every_option_that_ninfer_serve_gives_it(tmp_path: Path, artifact: Path) -> None:

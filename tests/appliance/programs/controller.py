@@ -18,6 +18,7 @@ from engine.state_file import Finding
 class FixedPlan:
     """A plan that always fits."""
 
+    device: str = "cpu"
     max_context: int = 4096
     lanes: int = 1
     kv_capacity: int = 4096
