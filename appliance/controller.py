@@ -452,7 +452,7 @@ class Controller:
         elif isinstance(message, Statistics):
             engine.statistics = message
             busy = message.running + message.waiting > 0
-            self._events.put_nowait(boot.EngineWork(engine.pid, busy, work_done(message)))
+            self._events.put_nowait(boot.EngineWork(engine.pid, busy, proof.work_done(message)))
             return
         self._events.put_nowait(boot.EngineAnswered(engine.pid))
 
@@ -464,7 +464,7 @@ class Controller:
         connection = engine.connection
         while not engine.answers.empty():
             engine.answers.get_nowait()
-        before, request = work_done(engine.statistics), next(engine.requests)
+        before, request = proof.work_done(engine.statistics), next(engine.requests)
         try:
             async with asyncio.timeout(self._policy.proof):
                 limits = await asyncio.shield(engine.limits)
@@ -479,7 +479,7 @@ class Controller:
             with contextlib.suppress(OSError):
                 await connection.send(Cancel(id=request))
             now = engine.statistics
-            if now.running + now.waiting > 1 and work_done(now) != before:
+            if now.running + now.waiting > 1 and proof.work_done(now) != before:
                 log.info("proof_skipped", reason="the engine is at work for others")
                 self._events.put_nowait(boot.ProofSkipped(pid))
                 return
@@ -542,12 +542,6 @@ class Controller:
         if not task.cancelled() and task.exception() is not None:
             self._defect = task.exception()
             self._end.set()
-
-
-def work_done(statistics: Statistics) -> int:
-    """A number that changes whenever the engine has done anything for anybody."""
-    now = statistics
-    return now.rounds + now.prompt_tokens + now.generated_tokens + now.cancelled + now.failed
 
 
 def _last_state(file: Path) -> State | None:

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import msgspec
 
-from engine.protocol import EngineConnection, EngineMessage, Rejected, Sampling, Submit, Tokens, pack_ids, unpack_ids
+from engine.protocol import (
+    EngineConnection,
+    EngineMessage,
+    Rejected,
+    Sampling,
+    Statistics,
+    Submit,
+    Tokens,
+    pack_ids,
+    unpack_ids,
+)
 
 PROMPT_TOKENS = 8
 ANSWER_TOKENS = 8
@@ -102,3 +112,9 @@ def _checked(answer: list[int], token_count: int) -> list[int]:
     if not all(0 <= token < token_count for token in answer):
         raise ProofError(f"the engine gave ids outside of its vocabulary of {token_count}: {answer}")
     return answer
+
+
+def work_done(statistics: Statistics) -> int:
+    """A number that changes whenever the engine has done anything for anybody."""
+    now = statistics
+    return now.rounds + now.prompt_tokens + now.generated_tokens + now.cancelled + now.failed
